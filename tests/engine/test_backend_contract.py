@@ -177,7 +177,7 @@ class TestStaging(Contract):
 
     @pytest.fixture(autouse=True)
     def small_chunks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        for name in ("CHUNK", "ALIGNED"):
+        for name in ("LARGE", "ALIGNED"):
             monkeypatch.setattr(staging, name, 1)
 
     def select(self, request: Request) -> Backend:

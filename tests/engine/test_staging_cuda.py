@@ -24,8 +24,8 @@ LATE = 200_000_000  # cycles for which a stream sleeps: 0.1 s
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in ("CHUNK", "ALIGNED"):
-        monkeypatch.setattr(staging, name, 8)
+    monkeypatch.setattr(staging, "LARGE", 1)
+    monkeypatch.setattr(staging, "ALIGNED", 8)
     yield
     torch.cuda.synchronize()
 

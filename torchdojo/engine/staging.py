@@ -1,10 +1,13 @@
 """Steps of the host for data on another device: the kernel steps on the CPU while states, inputs, policies and gradients live on a GPU.
 
-A call has three parts: inputs travel to pinned memory of the host, the host steps, and results travel back. A large batch is cut into
-chunks, so that copies of one chunk run while the host steps another:
+A call has three parts: inputs travel to pinned memory of the host, the host steps, and results travel back. A call with large results is
+cut into chunks, so that copies of one chunk run while the host steps another, and pinned memory stays small:
 
     copies    in 0 | in 1 | in 2 |            out 0 |            out 1 |            out 2
     host             wait | step 0           | step 1           | step 2
+
+Chunks gain where results are large beside the work, as Jacobians are. Steps lose: each call of the kernel ends with its slowest environment
+alone, which takes longer than all copies (`scripts/bench_staging.py`).
 
 All copies are on the current stream of the caller. They begin after the work that makes the inputs, and work that comes later finds the
 results. The host waits for the inputs of a chunk before it steps. It waits for nothing else: results arrive while the caller goes on.
@@ -35,10 +38,8 @@ from torchdojo.state.layout import TANGENT_SIZE
 
 __all__ = ["Staged", "Staging"]
 
-CHUNK = 1024  #: environments of a chunk, at least
-MOST_CHUNKS = 4  # of a call, unless results are large
-LARGE = 64 * 2**20  # [bytes] of the largest result of a chunk
-ALIGNED = 64  # sizes of chunks are multiples of this, so that lanes of the kernel are full
+LARGE = 128 * 2**20  #: [bytes] of the largest result of a chunk
+ALIGNED = 64  #: chunks have a multiple of so many environments, so that the lanes of the kernel are full
 
 _T = TypeVar("_T")
 Rows = slice | None  # the environments of a chunk; None: all, whatever their batch dimensions
@@ -56,24 +57,40 @@ class Chunk(NamedTuple):
 class Results:
     """Tensors of the device that arrive chunk by chunk, for `total` environments."""
 
-    def __init__(self, copies: Copies, total: int, *targets: Tensor | None) -> None:
+    def __init__(self, copies: Copies, total: int, target: Tensor | None = None) -> None:
+        """target: memory for the first result."""
         self.copies, self.total = copies, total
-        self.tensors: list[Tensor | None] = list(targets)
+        self.targets: dict[int, Tensor] = {} if target is None else {0: target}
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All results, in order."""
+        return [self.targets[place] for place in range(len(self.targets))]
 
     def put(self, place: int, value: Tensor, rows: Rows) -> None:
         """Begin to copy a result of a chunk."""
-        self.tensors += [None] * (place + 1 - len(self.tensors))
-        whole = self.tensors[place]
+        whole = self.targets.get(place)
         if whole is None:
             shape = value.shape if rows is None else (self.total, *value.shape[1:])
-            whole = self.tensors[place] = self.copies.empty(shape, value.dtype)
+            whole = self.targets[place] = self.copies.empty(shape, value.dtype)
         if not value.is_contiguous():
             value = self.copies.host(value.shape, dtype=value.dtype).copy_(value)
         self.copies.to_device(value, whole if rows is None else whole[rows])
 
     def put_all(self, values: Sequence[Tensor], rows: Rows) -> None:
+        """Begin to copy all results of a chunk. Counts are small, and travel together."""
+        counts = [place for place, value in enumerate(values) if rows is None and not value.is_floating_point()]
         for place, value in enumerate(values):
-            self.put(place, value.detach(), rows)
+            if place not in counts:
+                self.put(place, value.detach(), rows)
+        if counts:
+            first = values[counts[0]]
+            together = self.copies.host((len(counts), *first.shape), dtype=first.dtype)
+            torch.stack([values[place] for place in counts], out=together)
+            whole = self.copies.empty(together.shape, together.dtype)
+            self.copies.to_device(together, whole)
+            for place, value in zip(counts, whole, strict=True):
+                self.targets[place] = value
 
 
 class Call(NamedTuple):
@@ -131,7 +148,7 @@ class StagedCall(torch.autograd.Function):
         ctx.places = [None if t is None else t.device for t in tensors]
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
-        whole = cast(list[Tensor], results.tensors)
+        whole = results.tensors
         ctx.mark_non_differentiable(*whole[2:])
         return tuple(whole)
 
@@ -153,7 +170,7 @@ class StagedCall(torch.autograd.Function):
         call, needs, given = ctx.call, ctx.needs_input_grad[2:], grads[:2]
         if all(grad is None for grad in given) or not any(needs):
             return (None,) * (2 + len(needs))
-        results = Results(call.copies, call.total, *[None] * len(needs))
+        results = Results(call.copies, call.total)
         sums: dict[int, Tensor] = {}
         for (leaves, out), chunk in zip(ctx.parts, call.send(given, [True, True]), strict=True):
             sources = [*leaves, *ctx.own]
@@ -171,10 +188,10 @@ class StagedCall(torch.autograd.Function):
                     sums[place] = sums[place] + grad if place in sums else grad
         for place, total in sums.items():
             if ctx.places[place] == HOST:
-                results.tensors[place] = total
+                results.targets[place] = total
             else:
                 results.put(place, total, None)
-        return None, None, *results.tensors
+        return None, None, *(results.targets.get(place) for place in range(len(needs)))
 
 
 class LastGradients(LastDerivative):
@@ -205,8 +222,7 @@ class Staged(Stepper):
             path = host.rollout(given, keep_solutions)
             return path.z, path.impulses, path.status, path.iterations, path.substeps, path.solution
 
-        length = given.u.shape[-2] + 1
-        z, impulses, *rest = self._results(given, 2, take, length * given.z.shape[-1])
+        z, impulses, *rest = self._results(given, 2, take, given.u.shape[-2] + 1)
         return Trajectory(z, given.u.expand(*z.shape[:-2], *given.u.shape[-2:]), impulses, *rest)
 
     def rollout_feedback(self, given: StepInputs, law: Law, keep_solutions: bool = False) -> Trajectory:
@@ -217,47 +233,49 @@ class Staged(Stepper):
         numbers = self.host.stacked if isinstance(self.host, Backend) else ()
         return numbers if torch.is_grad_enabled() and any(t.requires_grad for t in numbers) else ()
 
-    def _results(self, given: StepInputs, ndim: int, take: Take, size: int = 0) -> Sequence[Tensor]:
-        """The results of the host on the device. ndim: dimensions of an input u. size: numbers of an environment in the largest result."""
+    def _results(self, given: StepInputs, ndim: int, take: Take, states: int = 1) -> Sequence[Tensor]:
+        """The results of the host on the device, in which an environment has so many `states`. ndim: dimensions of an input u."""
         numbers = self._numbers()
         if not self._in_chunks() or (numbers and self.law is not None):
             return cast(Sequence[Tensor], _moved(tuple(take(self.host, _moved(given, HOST))), self.copies.device))
-        call = self._call(given, ndim, take, size)
+        call = self._call(given, ndim, take, states * max(given.z.shape[-1], self.structure.layout.num_unknowns))
         z, u, wrench, warm = given
         if torch.is_grad_enabled() and (numbers or any(t is not None and t.requires_grad for t in (z, u, wrench))):
             return cast(Sequence[Tensor], StagedCall.apply(call, warm, z, u, wrench, *numbers))
-        return cast(list[Tensor], _taken(call, given, Results(self.copies, call.total)).tensors)
+        return _taken(call, given, Results(self.copies, call.total))
 
     def _in_chunks(self) -> bool:
         """Whether copies run beside the kernel; elsewhere PyTorch moves tensors, and follows them."""
         kernel = isinstance(self.host, Backend) and self.host.program is not None
         return kernel and not (torch.compiler.is_compiling() or transforming() or forward_mode() or hooked())
 
-    def _call(self, given: StepInputs, ndim: int, take: Take, size: int = 0) -> Call:
-        """A call in chunks, or in one, where environments are not the rows of all tensors, or where errors name environments by number."""
+    def _call(self, given: StepInputs, ndim: int, take: Take, size: int) -> Call:
+        """A call in chunks of `LARGE`, where an environment has a result of `size` numbers.
+
+        It has one chunk if environments are not the rows of all tensors, or if errors name environments by number.
+        """
         lead = given.z.shape[:-1]
         total, request = (lead[0] if lead else 1), cast(Backend, self.host).request
-        batches = [None if t is None else t.shape[:-n] for t, n in zip(given, (1, ndim, 1, 1), strict=True)]
-        split = [batch is not None and len(batch) == len(lead) > 0 and batch[0] == total for batch in batches]
-        whole = request.grad_kappa is not None or request.raises_invalid or any(s.numel() > 1 for s in self.host.batch_shapes())
-        whole = whole or any(batch is not None and (len(batch) > len(lead) or batch[:1] not in ((), (1,), lead[:1])) for batch in batches)
-        length = -(-total // max(1, min(MOST_CHUNKS, total // CHUNK)))
-        if size:
-            length = min(length, max(1, LARGE // (8 * size * lead[1:].numel())))
+        length = max(1, LARGE // (8 * size * max(1, lead[1:].numel())))
         length = -(-length // ALIGNED) * ALIGNED
-        if whole or length >= total:
-            return Call(self.host, self.copies, take, [None], [True] * 4, total)
-        return Call(self.host, self.copies, take, [slice(i, min(i + length, total)) for i in range(0, total, length)], split, total)
+        if length < total and request.grad_kappa is None and not request.raises_invalid:
+            batches = [None if t is None else t.shape[:-n] for t, n in zip(given, (1, ndim, 1, 1), strict=True)]
+            alike = all(batch is None or (len(batch) <= len(lead) and batch[:1] in ((), (1,), lead[:1])) for batch in batches)
+            if alike and all(shape.numel() == 1 for shape in self.host.batch_shapes()):
+                split = [batch is not None and len(batch) == len(lead) and batch[0] == total for batch in batches]
+                rows: list[Rows] = [slice(i, min(i + length, total)) for i in range(0, total, length)]
+                return Call(self.host, self.copies, take, rows, split, total)
+        return Call(self.host, self.copies, take, [None], [True] * 4, total)
 
 
-def _taken(call: Call, given: StepInputs, results: Results) -> Results:
-    """The results of a call without a graph, on their way into `results`."""
+def _taken(call: Call, given: StepInputs, results: Results) -> list[Tensor]:
+    """The tensors of a call without a graph, on their way into `results`."""
     for rows, values, ready in call.send(given, call.split):
         ready.synchronize()
         with torch.no_grad(), memory.results_in(call.copies.host):
             out = call.take(call.host, StepInputs(*cast(Any, values)))
         results.put_all(out, rows)
-    return results
+    return results.tensors
 
 
 class Staging(Staged, Backend):
@@ -318,7 +336,7 @@ class Staging(Staged, Backend):
 
         call = self._call(given, 1, into, size * columns)
         target = None if out is None else result_tensor(out, (*batch(given), size, columns), given.z)
-        return cast(list[Tensor], _taken(call, given, Results(self.copies, call.total, target)).tensors)
+        return _taken(call, given, Results(self.copies, call.total, target))
 
 
 def _jacobian_first(solved: StepOutput, jacobian: Tensor) -> Sequence[Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ class Mirror:
     """The last `Mirrored` of a mechanism. Copies and unpickled ones are empty."""
 
     def __init__(self) -> None:
-        self._last: tuple[Tensor, list[torch.Size], Mirrored] | None = None
+        self._last: Held | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Mirror, ()
@@ -35,18 +36,33 @@ class Mirror:
     def get(self, program: Program, mechanism: PhysicalModule, stack: Callable[[], Sequence[Tensor]]) -> Mirrored:
         """The parameters of now.
 
-        All numbers are compared with those of the copy, on the device: one kernel, and a wait that the states need anyway. Nothing else
+        All numbers are compared with those of the copy, on the device: two kernels, and a wait that the states need anyway. Nothing else
         would see what is written to `parameter.data`.
         """
         tensors = None if torch.compiler.is_compiling() or transforming() or forward_mode() else _plain(modules_of(program, mechanism))
         if tensors is None:
             return _copied(program, stack())
-        flat, shapes = torch.cat([t.detach().reshape(-1) for t in tensors]), [t.shape for t in tensors]
         last = self._last
-        if last is None or last[1] != shapes or not torch.equal(last[0], flat):
+        if last is None or not last.holds(tensors):
             with torch.no_grad():
-                last = self._last = flat, shapes, _copied(program, stack())
-        return last[2]
+                last = self._last = Held(tensors, _copied(program, stack()))
+        return last.mirrored
+
+
+class Held:
+    """Tensors with the numbers of now, and what was made of them."""
+
+    def __init__(self, tensors: Sequence[Tensor], mirrored: Mirrored) -> None:
+        self.mirrored = mirrored
+        self._tensors, self._places = tensors, [t.data_ptr() for t in tensors]
+        self._rows = [t.detach().reshape(-1) for t in tensors]  # of contiguous tensors, views
+        self._views = all(row.data_ptr() == place for row, place in zip(self._rows, self._places, strict=True))
+        self._numbers = torch.cat(self._rows)
+
+    def holds(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these are the same tensors, with the same numbers."""
+        same = self._views and len(tensors) == len(self._tensors) and all(map(operator.is_, tensors, self._tensors))
+        return same and [t.data_ptr() for t in tensors] == self._places and torch.equal(torch.cat(self._rows), self._numbers)
 
 
 def _copied(program: Program, stacked: Sequence[Tensor]) -> Mirrored:
