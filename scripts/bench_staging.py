@@ -31,8 +31,6 @@ import torchdojo as td
 from torchdojo.engine import staging
 from torchdojo.engine.copies import CudaCopies
 
-DEFAULT = staging.CHUNK, staging.MOST_CHUNKS, staging.LARGE
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -66,7 +64,7 @@ def main() -> None:
             "by hand": lambda call=call: by_hand(call, mech, visitors),
         }
         for count in (1, 2, 4, 8):
-            variants[f"staged, {count}"] = lambda call=call, count=count: chunked(count, given.batch, lambda: call(mech, *visitors))
+            variants[f"staged, {count}"] = lambda call=call, count=count: chunked(count, mech, given.batch, lambda: call(mech, *visitors))
         variants["staged, numbers there"] = lambda call=call: call(there, *visitors)
         table(title, variants, given.repeats)
     long(mech, z, case.inputs(given.batch, 16), given)
@@ -76,9 +74,12 @@ def main() -> None:
     few = tuple(t[:64] for t in data), tuple(t[:64] for t in visitors)
     table("step of 64", {"host": lambda: forward(mech, *few[0]), "staged, 1": lambda: forward(mech, *few[1])}, 10 * given.repeats)
     segments = {where: Segment(mech, z.to(where), given.segment) for where in ("cpu", "cuda")}
-    runs: dict[str, Callable[[], object]] = {"host": segments["cpu"], "staged, 4": segments["cuda"]}
-    runs["staged, 1"] = lambda: chunked(1, given.batch, segments["cuda"])
+    runs: dict[str, Callable[[], object]] = {"host": segments["cpu"], "staged, 1": segments["cuda"]}
+    runs["staged, 4"] = lambda: chunked(4, mech, given.batch, segments["cuda"])
     table(f"segment of {given.segment} control steps: policy, step, reward, backward", runs, max(3, given.repeats // 4))
+    seen: dict[str, Callable[[], object]] = {"host": lambda: mech.to_minimal(z), "staged": lambda: mech.to_minimal(visitors[0])}
+    seen["numbers there"] = lambda: there.to_minimal(visitors[0])
+    table("to_minimal", seen, given.repeats)
     if given.reference:
         there.options = td.SolverOptions(backend="reference")
         began = time.perf_counter()
@@ -119,12 +120,14 @@ def by_hand(call: Callable[..., tuple[Tensor, ...]], mech: td.Mechanism, data: t
     return [t.detach().cuda() for t in call(mech, *(t.cpu() for t in data))]
 
 
-def chunked(count: int, batch: int, call: Callable[[], object]) -> object:
-    staging.CHUNK, staging.MOST_CHUNKS, staging.LARGE = batch // count, count, 2**40
+def chunked(count: int, mech: td.Mechanism, batch: int, call: Callable[[], object], states: int = 1) -> object:
+    """A call in so many chunks. states: of an environment in its results."""
+    before, rows = staging.LARGE, -(-batch // count)
+    staging.LARGE = 8 * states * max(13 * mech.num_bodies, mech.layout.num_unknowns) * rows
     try:
         return call()
     finally:
-        staging.CHUNK, staging.MOST_CHUNKS, staging.LARGE = DEFAULT
+        staging.LARGE = before
 
 
 def long(mech: td.Mechanism, z: Tensor, u: Tensor, given: argparse.Namespace) -> None:
@@ -132,7 +135,7 @@ def long(mech: td.Mechanism, z: Tensor, u: Tensor, given: argparse.Namespace) ->
     there = z.cuda(), u.cuda()
     variants: dict[str, Callable[[], object]] = {"host": lambda: mech.rollout(z, u)}
     for count in (1, 2, 4, 8):
-        variants[f"staged, {count}"] = lambda count=count: chunked(count, given.batch, lambda: mech.rollout(*there))
+        variants[f"staged, {count}"] = lambda count=count: chunked(count, mech, given.batch, lambda: mech.rollout(*there), 17)
     table("rollout of 16 steps", variants, given.repeats // 2)
 
 

@@ -472,11 +472,11 @@ class Structure(PhysicalModule):
         except ValueError:
             return {}
 
-    def check_coordinates(self, q: Tensor, qd: Tensor | None) -> tuple[Tensor, Tensor]:
+    def check_coordinates(self, q: Tensor, qd: Tensor | None, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """q and qd (..., num_coordinates), checked and of one shape, with zeros for None."""
-        self.check_tensor("q", q, self.num_coordinates)
+        self.check_tensor("q", q, self.num_coordinates, like)
         qd = torch.zeros_like(q) if qd is None else qd
-        self.check_tensor("qd", qd, self.num_coordinates)
+        self.check_tensor("qd", qd, self.num_coordinates, like)
         q, qd = torch.broadcast_tensors(q, qd)
         return q, qd
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -30,7 +31,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.cuda.synchronize()
 
 
-NO_VISITORS = ("minimal jacobians", "minimal linearize", "feedback", "linearize, ctrl")  # mechanisms on the CPU refuse visitors there
+NO_VISITORS = ("minimal jacobians", "minimal linearize", "linearize, ctrl")  # mechanisms on the CPU refuse visitors there
 
 
 @pytest.mark.parametrize("numbers", ["cpu", "cuda"])
@@ -54,8 +55,9 @@ def test_calls(call: str, numbers: str, small_chunks: None) -> None:
 @pytest.mark.parametrize("numbers", ["cpu", "cuda"])
 def test_gradients_by_numbers(numbers: str, small_chunks: None) -> None:
     expected = parametrized_gradients(driven())
-    mech = driven().to(numbers)
+    mech = driven()
     z, u = (t.cuda() for t in data(mech))
+    mech = mech.to(numbers)
     friction, mass = mech.contacts["foot"].friction.requires_grad_(), mech.bodies["leg"].mass.requires_grad_()
     found = torch.autograd.grad(mech.rollout(z, u).z.square().sum(), (friction, mass))
     for a, b in zip(found, expected, strict=True):
@@ -121,6 +123,35 @@ def test_a_large_batch() -> None:
     compare([t.cpu() for t in run(z.cuda(), u.cuda())], run(z, u))
 
 
+OBSERVED: dict[str, Callable[[td.Mechanism, Tensor], Any]] = {
+    "to_minimal": lambda mech, z: mech.to_minimal(z),
+    "to_maximal": lambda mech, z: mech.to_maximal(*mech.to_minimal(z)),
+    "distances": lambda mech, z: mech.distances(z),
+    "contact_points": lambda mech, z: mech.contact_points(z),
+    "energies": lambda mech, z: (mech.kinetic_energy(z), mech.potential_energy(z)),
+}
+
+
+@pytest.mark.parametrize("numbers", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", OBSERVED)
+def test_what_is_seen_in_states(name: str, numbers: str) -> None:
+    """On the device of the state: by the kernel for a mechanism on the CPU, on the GPU for one there."""
+    call, mech = OBSERVED[name], driven()
+    z, _ = data(mech)
+    mech.distances(z)  # the kernel may not take what is left of this for the GPU's
+
+    def run(z: Tensor) -> list[Tensor]:
+        z = z.clone().requires_grad_()
+        out = tensors(call(mech, z))
+        return [*(t.detach() for t in out), *torch.autograd.grad(sum(t.sum() for t in out), z)]
+
+    expected = run(z)
+    mech = mech.to(numbers)
+    found = run(z.cuda())
+    assert all(t.device.type == "cuda" for t in found)
+    compare([t.cpu() for t in found], expected, tolerance=0.0 if numbers == "cpu" else 1e-9)
+
+
 def test_what_is_refused() -> None:
     mech = driven()
     z, u = data(mech, 4)
@@ -129,7 +160,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(TypeError, match=r"ctrl: got torch.float64 on cpu; allowed: .* on cuda:0"):
         mech.step(z.cuda(), ctrl=u[:, 0])
     with pytest.raises(TypeError, match=r"z: on cuda:0, the mechanism on cpu; move one, for example mech.to"):
-        mech.distances(z.cuda())
+        mech.momentum(z.cuda())
     with pytest.raises(TypeError, match="z: on cpu, the mechanism on cuda:0"):
         driven().to("cuda").step(z)
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchdojo.engine.backend import visiting
 from torchdojo.engine.backends import Backends
 from torchdojo.engine.composed import in_coordinates
 from torchdojo.engine.observables import mapped
@@ -75,7 +76,7 @@ class MinimalTrajectory(NamedTuple):
 
 def to_minimal(backends: Backends, options: SolverOptions, z: Tensor) -> tuple[Tensor, Tensor]:
     """`Mechanism.to_minimal`."""
-    backends.structure.check_state(z)
+    backends.structure.check_state(z, like=visiting(backends.structure, z))
     return _minimal(backends, backends.map_parameters(options), z)
 
 
@@ -86,7 +87,7 @@ def _minimal(backends: Backends, parameters: Parameters | None, z: Tensor) -> tu
 
 def to_maximal(backends: Backends, options: SolverOptions, q: Tensor, qd: Tensor | None) -> Tensor:
     """`Mechanism.to_maximal`."""
-    q, qd = backends.structure.check_coordinates(q, qd)
+    q, qd = backends.structure.check_coordinates(q, qd, visiting(backends.structure, q))
     return _maximal(backends, backends.map_parameters(options), q, qd)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics import energy
+from torchdojo.engine.backend import visiting
 from torchdojo.engine.backends import Backends
 from torchdojo.engine.periods import check_repeat
 from torchdojo.native import live
@@ -79,6 +80,8 @@ class _Held:
 
 def mapped(backends: Backends, parameters: Parameters | None, which: StateMap, state: Tensor) -> Tensor:
     """The value (..., size) of a function at `state`. parameters: from `Backends.map_parameters`."""
+    if visiting(backends.structure, state) is not None:
+        return mapped(backends, parameters, which, state.to(backends.structure.gravity.device)).to(state.device)
     value = _in_kernel(backends, parameters, which, state)
     return REFERENCE[which](backends.structure, state) if value is None else value
 
@@ -123,6 +126,8 @@ def quick_coordinates(backends: Backends, options: SolverOptions, z: Tensor) -> 
 
 
 def _value(backends: Backends, options: SolverOptions, which: StateMap, z: Tensor) -> Tensor:
+    if visiting(backends.structure, z) is not None:
+        return _value(backends, options, which, z.to(backends.structure.gravity.device)).to(z.device)
     value = _observed(backends, options, which, z)
     if value is not None:
         return value

@@ -12,12 +12,13 @@ from torch.utils.checkpoint import checkpoint as checkpointed
 
 from torchdojo.elements.actuators import Actuators
 from torchdojo.engine.adaptive import AdaptiveOptions, AdaptiveSteps
-from torchdojo.engine.backend import Policy, Trajectory, check_given
+from torchdojo.engine.backend import Policy, Trajectory, check_given, visiting
 from torchdojo.engine.backends import Backends
 from torchdojo.engine.feedback import Given, law_of_feedback
 from torchdojo.engine.observables import coordinates
 from torchdojo.engine.periods import Periods, check_repeat, law_of
 from torchdojo.engine.requests import request_of
+from torchdojo.engine.staging import moved
 from torchdojo.gradients.request import Request, StepInputs
 from torchdojo.parameters import broadcast_shapes, transforming
 from torchdojo.solver.options import SolverOptions
@@ -89,6 +90,9 @@ def rollout_feedback(
         ValueError: batch dimensions that do not broadcast; a budget without the kernel. RuntimeError: inside a transform.
     """
     structure = backends.structure
+    if visiting(structure, z) is not None:
+        there = moved((z, u, ctrl, given, call), structure.gravity.device)
+        return moved(rollout_feedback(backends, options, *there), z.device)
     actuators = law_of(structure, u, ctrl)
     name, inputs, size = ("u", u, structure.num_inputs) if actuators is None else ("ctrl", ctrl, len(actuators))
     if not isinstance(inputs, Tensor) or inputs.ndim < 2 or inputs.shape[-1] != size or not inputs.shape[-2]:

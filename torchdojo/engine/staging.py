@@ -36,7 +36,7 @@ from torchdojo.native.forward_mode import NO_SECOND_DERIVATIVE
 from torchdojo.parameters import broadcast_shapes, result_tensor, transforming
 from torchdojo.state.layout import TANGENT_SIZE
 
-__all__ = ["Staged", "Staging"]
+__all__ = ["Staged", "Staging", "moved"]
 
 LARGE = 128 * 2**20  #: [bytes] of the largest result of a chunk
 ALIGNED = 64  #: chunks have a multiple of so many environments, so that the lanes of the kernel are full
@@ -226,7 +226,7 @@ class Staged(Stepper):
         return Trajectory(z, given.u.expand(*z.shape[:-2], *given.u.shape[-2:]), impulses, *rest)
 
     def rollout_feedback(self, given: StepInputs, law: Law, keep_solutions: bool = False) -> Trajectory:
-        return _moved(self.host.rollout_feedback(_moved(given, HOST), _moved(law, HOST), keep_solutions), self.copies.device)
+        return moved(self.host.rollout_feedback(moved(given, HOST), moved(law, HOST), keep_solutions), self.copies.device)
 
     def _numbers(self) -> Sequence[Tensor]:
         """The stacked parameters, where they are, if one requires grad."""
@@ -237,7 +237,7 @@ class Staged(Stepper):
         """The results of the host on the device, in which an environment has so many `states`. ndim: dimensions of an input u."""
         numbers = self._numbers()
         if not self._in_chunks() or (numbers and self.law is not None):
-            return cast(Sequence[Tensor], _moved(tuple(take(self.host, _moved(given, HOST))), self.copies.device))
+            return cast(Sequence[Tensor], moved(tuple(take(self.host, moved(given, HOST))), self.copies.device))
         call = self._call(given, ndim, take, states * max(given.z.shape[-1], self.structure.layout.num_unknowns))
         z, u, wrench, warm = given
         if torch.is_grad_enabled() and (numbers or any(t is not None and t.requires_grad for t in (z, u, wrench))):
@@ -325,7 +325,7 @@ class Staging(Staged, Backend):
         """Jacobians (..., size, size + nu) by `take`, and its other results. They are not differentiable."""
         device, columns = self.copies.device, size + self.structure.num_inputs
         if not self._in_chunks():
-            jacobian, *rest = _moved(tuple(take(self.host, _moved(given, HOST), None)), device)
+            jacobian, *rest = moved(tuple(take(self.host, moved(given, HOST), None)), device)
             return [jacobian if out is None else result_tensor(out, jacobian.shape, jacobian).copy_(jacobian), *rest]
 
         def batch(given: StepInputs) -> torch.Size:
@@ -343,11 +343,11 @@ def _jacobian_first(solved: StepOutput, jacobian: Tensor) -> Sequence[Tensor]:
     return jacobian, *solved
 
 
-def _moved(value: _T, device: torch.device) -> _T:
+def moved(value: _T, device: torch.device) -> _T:
     """Tensors, and those of tuples, on a device; anything else as it is."""
     if isinstance(value, Tensor):
         return cast(_T, value.to(device))
     if not isinstance(value, tuple):
         return value
-    parts = (_moved(part, device) for part in value)
+    parts = (moved(part, device) for part in value)
     return cast(_T, type(value)(*parts) if hasattr(value, "_fields") else tuple(parts))
