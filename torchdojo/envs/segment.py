@@ -23,6 +23,7 @@ from torchdojo.envs.checks import counted
 from torchdojo.envs.direct import Direct
 from torchdojo.envs.env import Env
 from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
+from torchdojo.envs.on_device import OnDevice
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.native.tape import Tape
 
@@ -98,6 +99,8 @@ class Segment:
         compiled: bool = True,
         fixed: bool = False,
     ) -> None:
+        if isinstance(env, OnDevice):
+            raise TypeError("Segment: got an OnDevice; allowed: its env, with a policy on the host; or call step for a policy on a GPU")
         if parameters is None and not isinstance(policy, nn.Module):
             raise ValueError(f"Segment: got a {type(policy).__name__} as policy and no parameters; give parameters=, or a torch.nn.Module")
         given = policy.parameters() if parameters is None and isinstance(policy, nn.Module) else parameters or ()
