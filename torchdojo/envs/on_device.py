@@ -46,7 +46,7 @@ class OnDevice:
 
     def reset(self, mask: Tensor | None = None, **options: Any) -> Tensor:
         """`Env.reset`. Tensors may be on the host or on the device."""
-        there = {name: value.to(HOST) if isinstance(value, Tensor) else value for name, value in options.items()}
+        there: dict[str, Any] = {name: value.to(HOST) if isinstance(value, Tensor) else value for name, value in options.items()}
         return self.env.reset(None if mask is None else mask.to(HOST), **there).to(self.device)
 
     def step(self, action: Tensor) -> EnvStep:
