@@ -61,6 +61,9 @@ class Mechanism(Structure):
     All numbers are parameters that do not require grad until asked: ``Adam(mech.parameters())`` alone trains nothing. `td.parametrize`
     frees the numbers that are to be learned, and keeps them physical.
 
+    States and inputs may be on a CUDA device: steps copy them to the kernel, and results and gradients are on that device. The mechanism may
+    be on the CPU or, by `mech.to("cuda")`, on that device; `torchdojo/README.md` says which calls take what.
+
     Parts may be edited later, ``mech.contacts["tip"] = ...``, ``del mech.joints["hinge"]``, ``mech.bodies.update(...)``. The result is the
     mechanism that would be built so, and an edit that could not be built raises and changes nothing.
 
@@ -144,6 +147,8 @@ class Mechanism(Structure):
         Environments that fail, or whose input is not finite, keep their state. Their `Status` says so, and their gradients are zero. With
         `SolverOptions(on_failure="raise")` they raise instead. ``mech(z, u)``, which returns no status, raises for input that is not
         finite and warns of steps that fail.
+
+        The results are on the device of z, which all other tensors share.
 
         Raises:
             ValueError: wrong shapes, or quaternions without unit norm. TypeError: wrong dtype or device.

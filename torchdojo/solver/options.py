@@ -166,8 +166,9 @@ class SolverOptions:
             contact with `stiffness` has none. Joints that start outside their limits come back at this speed, too, in m/s and in rad/s,
             but at most at half of their `velocity_limits`; see `JointLimits.room`. None: one step undoes any overlap and any violation.
         on_failure: "flag" or "raise".
-        backend: "auto" takes the compiled kernel in float64 on the CPU, if all joints and contacts are built in and there is a compiler. It
-            takes the reference elsewhere. "reference" takes the reference. "native" raises where the kernel cannot be used.
+        backend: "auto" takes the compiled kernel in float64 on the CPU, to which states of a GPU are copied, if all joints and contacts are
+            built in and there is a compiler. It takes the reference elsewhere. "reference" takes the reference. "native" raises where the
+            kernel cannot be used.
         dtype: precision of the solve, whatever dtype states have. torch.float32 solves in single precision, by the reference, with a kappa
             of 1e-4 or larger.
 
