@@ -61,8 +61,8 @@ class Mechanism(Structure):
     All numbers are parameters that do not require grad until asked: ``Adam(mech.parameters())`` alone trains nothing. `td.parametrize`
     frees the numbers that are to be learned, and keeps them physical.
 
-    States and inputs may be on a CUDA device: steps copy them to the kernel, and results and gradients are on that device. The mechanism may
-    be on the CPU or, by `mech.to("cuda")`, on that device; `torchdojo/README.md` says which calls take what.
+    States and inputs may be on a CUDA device: steps copy them to the kernel, and results and gradients are on that device. The mechanism
+    may be on the CPU or, by `mech.to("cuda")`, on that device. `torchdojo/README.md` says which calls take what.
 
     Parts may be edited later, ``mech.contacts["tip"] = ...``, ``del mech.joints["hinge"]``, ``mech.bodies.update(...)``. The result is the
     mechanism that would be built so, and an edit that could not be built raises and changes nothing.

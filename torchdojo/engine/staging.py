@@ -176,9 +176,9 @@ class StagedCall(torch.autograd.Function):
             sources = [*leaves, *ctx.own]
             wanted = [place for place, need in enumerate(needs) if need]
             pairs = [(value, grad) for value, grad in zip(out, chunk.values, strict=True) if grad is not None and value.requires_grad]
+            outputs, upstream = [value for value, _ in pairs], [grad for _, grad in pairs]
             chunk.ready.synchronize()
             with memory.results_in(call.copies.host):
-                outputs, upstream = [list(side) for side in zip(*pairs, strict=True)]
                 found = torch.autograd.grad(outputs, [sources[i] for i in wanted], upstream, retain_graph=True, allow_unused=True)
             for place, grad in zip(wanted, found, strict=True):
                 grad = torch.zeros_like(sources[place]) if grad is None else grad
