@@ -81,9 +81,9 @@ class Backends:
 
     def stepper(self, request: Request, law: Actuators | None = None) -> Stepper:
         """What takes the periods of a request. With a law, their inputs are controls."""
-        return self.visited(request, lambda asked: self._stepper(asked, law))
-
-    def _stepper(self, request: Request, law: Actuators | None) -> Stepper:
+        copies = self._copies(request)
+        if copies is not None:
+            return Staged(self.stepper(request.at(HOST), law), copies)
         if law is None and request.repeat == 1:
             return self.select(request)
         kernel = self._kernel(request) if law is None else self._driven(request, law)
@@ -96,8 +96,8 @@ class Backends:
 
     def _copies(self, request: Request) -> Copies | None:
         """Copies between the host and data of a GPU, if the mechanism is on the host; else None."""
-        here = self.structure.gravity.device
-        return None if request.device is None or request.device == here else copies_for(request.device)
+        device = request.device
+        return None if device is None or device == self.structure.gravity.device else copies_for(device)
 
     @property
     def _on_host(self) -> bool:
