@@ -387,8 +387,8 @@ void Worker<T>::jacobian(const Options &options, double grad_kappa, const TdRoll
 }
 
 template <class T>
-void Worker<T>::minimal_jacobian(const Options &options, double grad_kappa, const TdRollout &r, const double *q, const double *qd,
-                                 double *out, int64_t first, int64_t last) {
+void Worker<T>::minimal_jacobian(const Options &options, double grad_kappa, const TdRollout &r, const double *x, double *out, int64_t first,
+                                 int64_t last) {
     const MechanismTable &m = mechanism;
     auto workspace = pools->minimal.take();
     const int64_t n = m.num_coordinates, size = 2 * n * (2 * n + m.num_inputs);
@@ -403,7 +403,7 @@ void Worker<T>::minimal_jacobian(const Options &options, double grad_kappa, cons
         int on_tree = 0, others = 0;
         for (int j = 0; j < count; ++j) {
             const int64_t at = environments[j];
-            const MinimalJob job{steps[j], q + at * n, qd + at * n, out + at * size};
+            const MinimalJob job{steps[j], x + 2 * at * n, x + (2 * at + 1) * n, out + at * size};
             if (tree && job.step.grad_kappa == options.kappa) jobs[on_tree++] = job;
             else smoothed[others++] = job;
         }

@@ -14,12 +14,15 @@
 // forces from outside and contacts do not. So with the wrench w∘ of a motion ∘, joints beyond that of a column have nᵀ (B − w∘) S, in which W
 // has cancelled.
 //
-// H and K couple coordinates on one branch alone. Eliminating leaves first leaves it so. Sums over subtrees, and such factors: Featherstone
-// 2008, "Rigid Body Dynamics Algorithms", sections 6.2 and 6.5; here three configurations make H unsymmetric.
+// Rows y of H⁻¹ come first, since they are fewer than columns of K. Sums over subtrees: Featherstone 2008, "Rigid Body Dynamics Algorithms",
+// section 6.2; here three configurations make H unsymmetric.
 #pragma once
+
+#include <iterator>
 
 #include "gradient/joint_rows.hpp"
 #include "gradient/minimal_jacobian.hpp"
+#include "gradient/stiff_contacts.hpp"
 
 namespace torchdojo {
 
@@ -37,13 +40,12 @@ public:
 
     explicit JointJacobian(const MechanismTable &m)
         : mechanism(m), usable(fits(m)), state(m), product(m), frames(m.num_joints), size(m.num_coordinates),
-          columns(2 * m.num_coordinates + m.num_inputs), padded((columns + chunk - 1) / chunk * chunk) {
+          columns(2 * m.num_coordinates + m.num_inputs), stiff(m) {
         if (!usable) return;
         rows.resize(m.num_bodies);
-        for (std::vector<T> *matrix : {&now, &before}) matrix->resize(36 * m.num_bodies);
-        wrenches.resize(6 * m.num_bodies);
+        now.resize(36 * m.num_bodies), before.resize(36 * m.num_bodies);
         for (std::vector<T> *motion : {&n, &N, &S, &earlier, &faster}) motion->resize(6 * size);
-        matrix.resize(size_t(size) * size), inverse.resize(size), x.resize(size_t(size) * padded), line.resize(2 * columns);
+        K.resize(size_t(size) * columns), x.resize(K.size()), y.resize(size_t(size) * chunk), line.resize(2 * columns);
     }
 
     // Takes up to `lanes<T>` jobs, whose derivatives are taken at their own solutions.
@@ -62,91 +64,72 @@ public:
         if (links.empty()) order(tree);
         linearize(problem, tree, gradient.stepper.cones, gradient.w.data());
         assemble(problem, tree);
-        factor();
-        for (int first = 0; first < padded; first += chunk) solve(first);
+        if (stiff.some()) system.keep(), stiff.add(system);
+        system.factor();
+        for (int first = 0; first < size; first += chunk) find_rows(first);
         for (const Link &link : links) store(problem, tree, link, jobs, count);
     }
 
 private:
-    static constexpr int chunk = 8;  // columns that are solved together: factors are read once, and their rows stay in the nearest cache
+    static constexpr int chunk = BranchSystem<T>::chunk;
     struct Link {  // of the tree's nodes, leaves first
         const typename Tree<T>::Node *node;
         int joint, parent;  // parent: a link, or −1
         int first, free, coordinate;  // coordinates: in the order of links, and in that of q
-        int by_q, by_qd, by_u;  // columns; by_u: −1 without inputs
+        int by_q, by_qd, by_u;  // columns of the result; by_u: −1 without inputs
+        std::vector<int> own, up, branch;  // coordinates: own ones, also those towards the root, and all beyond it, too
     };
     const MechanismTable &mechanism;
     const bool usable;
     AdjointState<T, T> state;  // numbers of joints
     TreeProduct<T, T> product;
     std::vector<JointFrame<T>> frames;  // per joint, at the next pose
-    const int size, columns, padded;
+    const int size, columns;
     std::vector<Link> links;
     std::vector<JointRows<T>> rows;  // per link
-    std::vector<T> now, before, wrenches;  // per body: B − w∘ and C, which become sums, and W
+    std::vector<T> now, before;  // per body: B − w∘ and C, which become sums
     std::vector<T> n, N, S, earlier, faster;  // motions, 6 numbers each: S⁻ and −h S⁻' are the last two
-    std::vector<T> matrix, inverse, x, line;
-    std::vector<std::vector<int>> above;  // per coordinate: those that come after it on the way to the root
-    std::vector<std::vector<int>> below;  // per chunk and coordinate: those before it whose rows are not zero there
-    std::vector<int> roots;  // of bodies
-    std::vector<int> places;  // of the columns of the result
+    BranchSystem<T> system;  // Hᵀ
+    StiffContacts<T> stiff;
+    std::vector<T> K, y, x, line;  // −K; a chunk of H⁻ᵀ; the derivatives of x
+    std::vector<int> roots, link_of, column_of;  // of bodies; of coordinates: their columns by q
 
     void order(const Tree<T> &tree) {
-        std::vector<int> of_body(mechanism.num_bodies, -1);
-        roots.resize(mechanism.num_bodies);
+        link_of.resize(mechanism.num_bodies), roots.resize(mechanism.num_bodies);
         std::vector<const TreeTable *> table(mechanism.num_bodies);
         for (const TreeTable &entry : mechanism.tree) table[mechanism.joints[entry.joint].child] = &entry;
         int first = 0;
         for (const auto &node : tree.nodes) {
             const TreeTable &entry = *table[node.body];
             const int free = mechanism.joints[entry.joint].free();
-            of_body[node.body] = int(links.size()), roots[node.body] = node.root;
-            links.push_back({&node, entry.joint, -1, first, free, entry.coordinate, 0, 0, -1});
+            link_of[node.body] = int(links.size()), roots[node.body] = node.root;
+            links.push_back({&node, entry.joint, -1, first, free, entry.coordinate, 0, 0, -1, {}, {}, {}});
+            for (int i = 0; i < free; ++i) links.back().own.push_back(first + i);
             first += free;
         }
         for (Link &link : links)
-            if (link.node->parent >= 0) link.parent = of_body[link.node->parent];
-        // Columns of one branch stand together.
-        places.assign(columns, 0);
-        int column = 0;
-        std::vector<int> owner;  // the link of a column
-        const auto take = [&](int at, int count, int link) {
-            for (int i = 0; i < count; ++i) places[at + i] = column + i, owner.push_back(link);
-            return (column += count) - count;
-        };
-        const auto visit = [&](auto &&self, int parent) -> void {
-            for (int l = 0; l < int(links.size()); ++l) {
-                Link &link = links[l];
-                if (link.parent != parent) continue;
-                link.by_q = take(link.coordinate, link.free, l), link.by_qd = take(size + link.coordinate, link.free, l);
-                const int input = mechanism.joints[link.joint].input;
-                if (input >= 0) link.by_u = take(2 * size + input, link.free, l);
-                self(self, l);
-            }
-        };
-        visit(visit, -1);
-        above.resize(size);
+            if (link.node->parent >= 0) link.parent = link_of[link.node->parent];
+        for (int l = 0; l < int(links.size()); ++l) {
+            Link &link = links[l];
+            const int input = mechanism.joints[link.joint].input;
+            link.by_q = link.coordinate, link.by_qd = size + link.coordinate, link.by_u = input < 0 ? -1 : 2 * size + input;
+            for (int to = l; to >= 0; to = links[to].parent)
+                for (int i = 0; i < links[to].free; ++i) {
+                    link.up.push_back(links[to].first + i);
+                    if (to == l || i) continue;
+                    for (int k = 0; k < link.free; ++k) links[to].branch.push_back(link.first + k);
+                }
+        }
+        column_of.resize(size);
         for (const Link &link : links)
-            for (int k = link.first; k < link.first + link.free; ++k) {
-                for (int i = k + 1; i < link.first + link.free; ++i) above[k].push_back(i);
-                for (int p = link.parent; p >= 0; p = links[p].parent)
-                    for (int i = 0; i < links[p].free; ++i) above[k].push_back(links[p].first + i);
-            }
-        const auto on_branch = [&](int a, int b) {
-            for (int l = a; l >= 0; l = links[l].parent)
-                if (l == b) return true;
-            return false;
-        };
-        below.resize(size_t(size) * (padded / chunk));
-        for (int first = 0; first < columns; first += chunk)
-            for (int l = 0; l < int(links.size()); ++l) {
-                bool some = false;
-                for (int c = first; c < std::min(first + chunk, int(owner.size())); ++c)
-                    some = some || on_branch(l, owner[c]) || on_branch(owner[c], l);
-                if (!some) continue;
-                for (int k = links[l].first; k < links[l].first + links[l].free; ++k)
-                    for (const int up : above[k]) below[size_t(size) * (first / chunk) + up].push_back(k);
-            }
+            for (int i = 0; i < link.free; ++i) column_of[link.first + i] = link.by_q + i;
+        std::vector<std::vector<int>> above(size);
+        for (Link &link : links) {
+            link.branch.insert(link.branch.end(), link.up.begin(), link.up.end());
+            for (int k = link.first; k < link.first + link.free; ++k)
+                std::copy_if(link.up.begin(), link.up.end(), std::back_inserter(above[k]), [&](int up) { return up > k; });
+        }
+        system.set(std::move(above));
     }
 
     // Numbers of bodies, contacts and joints at the solution.
@@ -154,19 +137,34 @@ private:
         cones.condense(problem, w);
         tree.next_frames = frames.data();
         tree.place(problem, w);
+        stiff.find(problem);
         tree.template linearize<true>(problem, w);
         tree.next_frames = nullptr;
         for (int i = 0; i <= mechanism.num_bodies; ++i) state.turn[i] = rotation_matrix(problem.bodies[i].increment);
         state.point = w;
         JointAdjoint<T>::differentiate(state, problem, w);
-        product.prepare(problem, [&](int body) -> Vec3<T> {
-            return body == mechanism.num_bodies ? Vec3<T>{} : problem.bodies[roots[body]].pose.x;
-        });
+        product.prepare(problem,
+                        [&](int body) -> Vec3<T> { return body == mechanism.num_bodies ? Vec3<T>{} : problem.bodies[roots[body]].pose.x; });
         for (const Link &link : links) {
             add_body(problem, tree, *link.node, w);
             set_motions(problem, link);
         }
         for (int c = 0; c < mechanism.num_contacts; ++c) add_contact(problem, tree, c);
+        stiff.place(n.data(), N.data(), S.data(),
+                    [&](int c, T *rows, T *current, T *wrench) { return set_stiff(problem, tree, c, rows, current, wrench); });
+    }
+
+    const std::vector<int> *set_stiff(const Problem<T> &problem, const Tree<T> &tree, int c, T *rows, T *current, T *wrench) const {
+        const ContactTable &contact = mechanism.contacts[c];
+        const SpatialBody<T> &body = tree.bodies[contact.body];
+        const T *p = &problem.parameters[contact.parameters];
+        std::copy_n(tree.contact_rows(c), contact.friction ? 18 : 6, rows);
+        current_rows(problem, tree, c, current);
+        for (int i = 0; i < (contact.friction ? 3 : 1); ++i) {
+            const Vec3<T> d = load3(i ? p + parameter::tangents + 3 * (i - 1) : p + parameter::normal);
+            store3(wrench + 6 * i, d), store3(wrench + 6 * i + 3, body.back * cross(tree.contacts[c].lever, d) + cross(body.r, d));
+        }
+        return &links[link_of[contact.body]].up;
     }
 
     void set_motions(const Problem<T> &problem, const Link &link) {
@@ -226,27 +224,36 @@ private:
         add_spin(B, r, h * weight + load3(&tree.pressed[6 * i]));
     }
 
-    // What the current pose changes in a contact: its slip and, under a law of overlap, its gap.
-    void add_contact(const Problem<T> &problem, const Tree<T> &tree, int c) {
+    // Derivatives of gap and slip of a contact by the current pose: of the slip and, under a law of overlap, of the gap. Whether there are.
+    bool current_rows(const Problem<T> &problem, const Tree<T> &tree, int c, T *C) const {
         const ContactTable &contact = mechanism.contacts[c];
         const LawData<T> *law = problem.overlaps ? &problem.laws[contact.law] : nullptr;
         const bool overlaps = law && law->overlaps;
-        if (!contact.friction && !overlaps) return;
+        if (!contact.friction && !overlaps) return false;
         const SpatialBody<T> &own = tree.bodies[contact.body];
         const BodyData<T> &body = problem.bodies[contact.body];
-        const T *p = &problem.parameters[contact.parameters], inverse_h = 1.0 / problem.timestep();
-        const Vec3<T> &lever = tree.contacts[c].lever, &o = own.r, normal = load3(p + parameter::normal);
-        T C[18] = {}, KC[18], F[18];
+        const T inverse_h = 1.0 / problem.timestep();
         if (overlaps) {
             const Vec3<T> x = load3(law->distance_row), turn = body.pose.R * load3(law->distance_row + 3);
-            store3(C, -law->slope * x), store3(C + 3, -law->slope * (turn + cross(o, x)));
+            store3(C, -law->slope * x), store3(C + 3, -law->slope * (turn + cross(own.r, x)));
         }
-        Vec3<T> tangent[2] = {};
         for (int i = 0; contact.friction && i < 2; ++i) {
-            const Vec3<T> t = tangent[i] = load3(p + parameter::tangents + 3 * i), m = cross(lever, t);
+            const Vec3<T> t = load3(&problem.parameters[contact.parameters] + parameter::tangents + 3 * i);
+            const Vec3<T> m = cross(tree.contacts[c].lever, t);
             store3(C + 6 * (1 + i), -inverse_h * t);
-            store3(C + 6 * (1 + i) + 3, -inverse_h * (cross(o, t) + body.increment.w * m - cross(own.a, m)));
+            store3(C + 6 * (1 + i) + 3, -inverse_h * (cross(own.r, t) + body.increment.w * m - cross(own.a, m)));
         }
+        return true;
+    }
+
+    void add_contact(const Problem<T> &problem, const Tree<T> &tree, int c) {
+        const ContactTable &contact = mechanism.contacts[c];
+        T C[18] = {}, KC[18], F[18];
+        if (!current_rows(problem, tree, c, C)) return;
+        const SpatialBody<T> &own = tree.bodies[contact.body];
+        const T *p = &problem.parameters[contact.parameters];
+        const Vec3<T> &lever = tree.contacts[c].lever, &o = own.r, normal = load3(p + parameter::normal);
+        const Vec3<T> tangent[2] = {load3(p + parameter::tangents), load3(p + parameter::tangents + 3)};
         stiffen(contact, problem.contacts[c], C, KC);
         T *B = &now[36 * contact.body];
         for (int r = 0; r < 3; ++r)
@@ -273,7 +280,6 @@ private:
 
     // H and K. The columns of K are negative.
     void assemble(const Problem<T> &problem, Tree<T> &tree) {
-        std::fill(x.begin(), x.end(), T{});
         for (size_t l = 0; l < links.size(); ++l) {
             const Link &link = links[l];
             const int body = link.node->body;
@@ -329,41 +335,35 @@ private:
         }
     }
 
-    TD_INLINE T &entry(int row, int column) { return matrix[size_t(size) * row + column]; }
-    TD_INLINE T &at(int row, int column) { return x[size_t(padded) * row + column]; }
+    TD_INLINE T &entry(int row, int column) { return system(column, row); }
+    TD_INLINE T &at(int row, int column) { return K[size_t(columns) * row + column]; }
 
-    void factor() {
-        for (int k = 0; k < size; ++k) {
-            inverse[k] = 1.0 / entry(k, k);
-            for (const int row : above[k]) {
-                const T part = entry(row, k) *= inverse[k];
-                for (const int column : above[k]) entry(row, column) -= part * entry(k, column);
+    // A chunk of rows of H⁻¹ and of the derivatives of x.
+    void find_rows(int first) {
+        const int count = std::min(chunk, size - first);
+        std::fill(y.begin(), y.end(), T{});
+        for (int c = 0; c < count; ++c) y[chunk * (first + c) + c] = broadcast<T>(1.0);
+        system.solve_unit(y.data(), first);
+        if (stiff.some()) stiff.refine(system, size, first, y.data());
+        T *to = &x[size_t(columns) * first];
+        for (const Link &link : links)
+            for (int i = 0; i < link.free; ++i) {
+                multiply(link.by_q + i, link.branch, count, to), multiply(link.by_qd + i, link.branch, count, to);
+                if (link.by_u >= 0) multiply(link.by_u + i, link.own, count, to);
             }
-        }
+        stiff.each_now([&](int coordinate, const T *sum) {
+            for (int c = 0; c < count; ++c) to[size_t(columns) * c + column_of[coordinate]] += sum[c];
+        });
     }
 
-    void solve(int first) {
-        const std::vector<int> *sources = &below[size_t(size) * (first / chunk)];
-        for (int k = 0; k < size; ++k)
-            if (!sources[k].empty()) reduce(sources[k], k, first);
-        for (int k = size - 1; k >= 0; --k) {
-            T sum[chunk], *own = &at(k, first);
-            for (int c = 0; c < chunk; ++c) sum[c] = own[c];
-            for (const int up : above[k]) {
-                const T part = entry(k, up), *from = &at(up, first);
-                for (int c = 0; c < chunk; ++c) sum[c] -= part * from[c];
-            }
-            for (int c = 0; c < chunk; ++c) own[c] = inverse[k] * sum[c];
+    // A column of −H⁻¹ K, which has these coordinates.
+    TD_INLINE void multiply(int column, const std::vector<int> &coordinates, int count, T *to) {
+        T sum[chunk] = {};
+        for (const int k : coordinates) {
+            const T part = at(k, column), *from = &y[chunk * k];
+            for (int c = 0; c < chunk; ++c) sum[c] += part * from[c];
         }
-    }
-    TD_INLINE void reduce(const std::vector<int> &sources, int k, int first) {
-        T sum[chunk], *own = &at(k, first);
-        for (int c = 0; c < chunk; ++c) sum[c] = own[c];
-        for (const int down : sources) {
-            const T part = entry(k, down), *from = &at(down, first);
-            for (int c = 0; c < chunk; ++c) sum[c] -= part * from[c];
-        }
-        for (int c = 0; c < chunk; ++c) own[c] = sum[c];
+        for (int c = 0; c < count; ++c) to[size_t(columns) * c + column] = sum[c];
     }
 
     // Rows of q⁺ and q̇⁺ from the motions of a joint. For translations and single rotations, q⁺ = q + h q̇⁺.
@@ -389,14 +389,14 @@ private:
             const Vec3<T> moved = vector ? frame * right_jacobian_inverse(turn, f) : axis;
             T *by_q = line.data(), *by_qd = by_q + columns;
             for (int a = 0; a < link.free; ++a) {
-                const T *motion = &N[6 * (link.first + a)], *own = &at(link.first + a, 0);
+                const T *motion = &N[6 * (link.first + a)], *own = &x[size_t(columns) * (link.first + a)];
                 const Vec3<T> v = load3(motion), omega = load3(motion + 3);
                 const T weight = translation ? dot(axis, v + cross(omega, anchor)) : dot(axis, omega);
                 const T rate = inverse_h * (vector ? dot(moved, omega) : weight);
-                for (int c = 0; c < columns; ++c) {
-                    const T value = own[places[c]];
-                    by_q[c] = a ? by_q[c] + weight * value : weight * value, by_qd[c] = a ? by_qd[c] + rate * value : rate * value;
-                }
+                if (a)
+                    for (int c = 0; c < columns; ++c) by_q[c] += weight * own[c], by_qd[c] += rate * own[c];
+                else
+                    for (int c = 0; c < columns; ++c) by_q[c] = weight * own[c], by_qd[c] = rate * own[c];
             }
             if (vector) {
                 const Vec3<T> back = inverse_h * (frame_now * left_jacobian_inverse(turn, f));

@@ -24,8 +24,8 @@ struct JointRows {
     static bool covers(const JointTable &joint) { return !joint.repeats && !(joint.has_rate_cones && joint.free_r() == 3); }
 
     // n: 6 numbers for each free direction. `state` has the derivatives of the joint's coordinates and rates.
-    void set(const Problem<T> &problem, const AdjointState<T, T> &state, const Tree<T> &tree, const typename Tree<T>::Node &node, int number,
-             const T *n) {
+    void set(const Problem<T> &problem, const AdjointState<T, T> &state, const Tree<T> &tree, const typename Tree<T>::Node &node,
+             int number, const T *n) {
         const JointTable &joint = problem.mechanism.joints[number];
         const JointData<T> &data = problem.joints[number];
         const T *p = &problem.parameters[joint.parameters];
@@ -90,8 +90,8 @@ struct JointRows {
         const JointData<T> &data = problem.joints[number];
         const JointImpulse<T> &impulse = state.impulses[number].impulse;
         const Mat3<T> frame = problem.bodies[joint.parent].pose.R * data.offset;
-        const Vec3<T> anchor = tree.bodies[joint.child].r + problem.bodies[joint.child].pose.R *
-                                                                load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
+        const Vec3<T> anchor = tree.bodies[joint.child].r +
+                               problem.bodies[joint.child].pose.R * load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
         const Vec3<T> omega = load3(motion + 3), along = load3(n + 3), sigma = transposed_times(frame, along);
         const Vec3<T> turn = transposed_times(frame, omega);
         const Quat<T> &rel = data.now.p;
@@ -99,8 +99,7 @@ struct JointRows {
         const Vec3<T> side = 0.5 * (rel.w * turn + cross(turn, rel.v));
         T sum = dot(along, cross(load3(motion) + cross(omega, anchor), force)) +
                 0.5 * dot(sigma, straight * impulse.held + cross(side, impulse.held));
-        if (impulse.angle)
-            sum += dot(right_jacobian_inverse(*impulse.angle, push_gradient(*impulse.angle, impulse.pushes, sigma)), turn);
+        if (impulse.angle) sum += dot(right_jacobian_inverse(*impulse.angle, push_gradient(*impulse.angle, impulse.pushes, sigma)), turn);
         return sum;
     }
 
@@ -144,7 +143,8 @@ private:
             row = row + (h * p[joint.spring() + i]) * share * at.motion(free.coordinate[i]);
         }
         if (joint.has_damper)
-            row = row + problem.damping(joint, data)[i] * (at.motion(free.difference[i]) + carried(problem, joint, data, at, translation, f));
+            row =
+                row + problem.damping(joint, data)[i] * (at.motion(free.difference[i]) + carried(problem, joint, data, at, translation, f));
         if (joint.armature < 0) return;
         const MovingGradient<T> &moving = state.moving[joint.free_data];
         const T weight = problem.parameters[joint.armature + i] / h;
@@ -166,8 +166,7 @@ private:
         const auto turn = [](const BodyData<T> &body, const Vec3<T> &torque) {
             return body.next.R * (body.increment.w * torque - cross(body.increment.v, torque));
         };
-        return at.motion(-wrench.force, -turn(at.child, wrench.on_child),
-                         at.world ? Vec3<T>{} : -turn(at.parent, wrench.on_parent));
+        return at.motion(-wrench.force, -turn(at.child, wrench.on_child), at.world ? Vec3<T>{} : -turn(at.parent, wrench.on_parent));
     }
     static TD_INLINE RowGradient<T, T> negated(const RowGradient<T, T> &g) { return {-g.x_child, -g.phi_child, -g.phi_parent}; }
 
@@ -198,9 +197,9 @@ private:
                 const Vec3<T> f = joint_direction(problem, joint, joint.held() + cone.coordinate, translation);
                 const JointData<T> &data = problem.joints[cone.joint];
                 const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
-                const RowGradient<T, T> g =
-                    translation ? translation_gradient(at.parent.pose, at.child.pose, data.offset, data.now, anchor, f)
-                                : angle_gradient(joint, data.offset, data.now.p, free.now, f);
+                const RowGradient<T, T> g = translation
+                                                ? translation_gradient(at.parent.pose, at.child.pose, data.offset, data.now, anchor, f)
+                                                : angle_gradient(joint, data.offset, data.now.p, free.now, f);
                 row = row + (-own.stiffness * own.leaves) * at.motion(g);
             }
             if (cone.kind != JointConeTable::drive || joint.input < 0) continue;
