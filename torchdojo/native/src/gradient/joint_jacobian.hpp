@@ -31,7 +31,9 @@ class JointJacobian {
 public:
     static bool fits(const MechanismTable &m) {
         return Tree<T>::fits(m) && int(m.tree.size()) == m.num_bodies &&
-               std::none_of(m.joints.begin(), m.joints.end(), [](const JointTable &joint) { return !JointRows<T>::covers(joint); });
+               std::all_of(m.joints.begin(), m.joints.end(), [&](const JointTable &joint) {
+                   return JointRows<T>::covers(joint) && (joint.size || joint.parent == m.num_bodies);  // others part the tree
+               });
     }
     // Whether steps of these options are differentiated at their own solutions on the tree.
     static bool covers(const MechanismTable &m, const Options &options) {
