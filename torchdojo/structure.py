@@ -122,7 +122,8 @@ class Structure(PhysicalModule):
         """`_assemble`, with everything as before if it raises."""
         before = {kind: dict(getattr(self, kind).items()) for kind in KINDS}
         joints = {**before["joints"], **given.get("joints", {})}
-        derived = {name: self.__dict__.get(name) for name in ("layout", "_tree_joints", "_num_coordinates", "_free_joints", "backends")}
+        names = ("layout", "_tree_joints", "_has_loops", "_num_coordinates", "_free_joints", "backends")
+        derived = {name: self.__dict__.get(name) for name in names}
         rows = [(joint, joint.kept_rows) for joint in joints.values() if isinstance(joint, StandardJoint)]
         ends = [(coupling, coupling.joints) for coupling in [*before["couplings"].values(), *given.get("couplings", {}).values()]]
         try:
@@ -215,6 +216,8 @@ class Structure(PhysicalModule):
         """Compute what follows from the modules; `Mechanism` adds its backends."""
         self.layout = UnknownLayout(len(self.bodies), self.elements())
         self._tree_joints = minimal.tree_names(self.named_joints())
+        outside = (joint for name, joint in self.named_joints().items() if name not in self._tree_joints)
+        self._has_loops = any(joint.num_rows for joint in outside) or len(self.couplings) > 0
         self._num_coordinates = sum(joint.num_coordinates for joint in minimal.tree_joints(self.named_joints()).values())
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
@@ -309,8 +312,7 @@ class Structure(PhysicalModule):
     @property
     def has_loops(self) -> bool:
         """Whether joints outside the spanning tree, or couplings, constrain its coordinates. Joints without rows do not."""
-        outside = (joint for name, joint in self.named_joints().items() if name not in self._tree_joints)
-        return any(joint.num_rows for joint in outside) or len(self.couplings) > 0
+        return self._has_loops
 
     @property
     def impulse_layout(self) -> dict[str, slice]:

@@ -183,7 +183,7 @@ def test_states() -> None:
     for count, size in ((1, 1.0), (9, 1.0), (3, 1e-6), (3, 0.0), (3, 3.0)):
         q, qd = size * torch.randn(count, n), size * torch.randn(count, n)
         expected = to_maximal(mech.tree_order(), mech.num_bodies, q, qd, mech.timestep)
-        states = kernel.states(native.program, packed, q, qd)
+        states = kernel.states(native.program, packed, torch.cat((q, qd), dim=-1))
         # Rounding of coordinates over h, which two rotations of nearly half a turn multiply.
         assert float((states - expected).abs().max()) <= 1e-12 * max(1.0, float(expected.abs().max()))
 

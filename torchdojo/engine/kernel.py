@@ -120,10 +120,10 @@ class Kernel(Backend):
         if _traced():
             x, *data = self._data(given)
             return _into(out, ops.minimal_jacobian_op(*x.chunk(2, dim=-1), *data, *self._own()))
-        return self._minimal(given, out)[0]
+        return self._minimal(given, out)[1]
 
     def minimal_linearize(self, given: StepInputs, out: Tensor | None = None) -> tuple[StepOutput, Tensor]:
-        return super().minimal_linearize(given, out) if _traced() else _with_jacobian(*self._minimal(given, out))
+        return super().minimal_linearize(given, out) if _traced() else self._minimal(given, out)
 
     def lift(self, q: Tensor, qd: Tensor) -> Tensor:
         x, parameters = torch.cat((q, qd), dim=-1), self.parameters
@@ -135,10 +135,14 @@ class Kernel(Backend):
         z, u, wrench, warm = self._data(given)
         return execution.linearize(self.program, self.request, z, u, wrench, warm, self.parameters.tensors, self.parameters, out)
 
-    def _minimal(self, given: StepInputs, out: Tensor | None) -> tuple[Tensor, Outputs]:
+    def _minimal(self, given: StepInputs, out: Tensor | None) -> tuple[StepOutput, Tensor]:
+        parameters = self.parameters
+        if parameters.finite and differentiates(self.request):
+            solved = minimal.linearize_settled(self.program, self.request, parameters, given, out)
+            if solved is not None:
+                return solved
         x, u, wrench, warm = self._data(given)
-        parameters, (q, qd) = self.parameters, x.chunk(2, dim=-1)
-        return minimal.linearize(self.program, self.request, q, qd, u, wrench, warm, parameters.tensors, parameters, out)
+        return _with_jacobian(*minimal.linearize(self.program, self.request, x, u, wrench, warm, parameters.tensors, parameters, out))
 
     def _data(self, given: StepInputs) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """States or coordinates, u (..., 1, nu), wrench and warm start."""

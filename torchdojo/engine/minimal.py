@@ -193,7 +193,8 @@ def jacobians(
     structure = backends.structure
     check(structure, q, qd)
     with torch.no_grad():
-        q, qd = torch.broadcast_tensors(q, qd)
+        if q.shape != qd.shape:
+            q, qd = torch.broadcast_tensors(q, qd)
         q, request = request_of(backends.system, options, q, grad_kappa)
         refuse_jacobian(request.options)
         given = _given(structure, q, qd, u, None, warm_start)
@@ -205,7 +206,7 @@ def jacobians(
 def _given(structure: Structure, q: Tensor, qd: Tensor, u: Tensor | None, wrench: Tensor | None, warm_start: Tensor | None) -> StepInputs:
     """Checked inputs of a step between coordinates."""
     u, _ = structure.check_forces(u, None)
-    return StepInputs(torch.cat((q, qd.expand(q.shape)), dim=-1), u, wrench, warm_start)
+    return StepInputs(torch.cat((q, qd if qd.shape == q.shape else qd.expand(q.shape)), dim=-1), u, wrench, warm_start)
 
 
 def linearize(

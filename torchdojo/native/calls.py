@@ -135,16 +135,10 @@ ENTRIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "td_near_limit": ("void", ("void *", "const TdOptions *", "const TdRollout *", "double *")),
     # (N, 12 nb, 12 nb + nu) of rollouts of one step
     "td_jacobian": ("void", ("void *", "const TdOptions *", "const TdRollout *", "double *")),
-    # q and q̇ (N, n); (N, 2n, 2n + nu) of rollouts of one step
-    "td_minimal_jacobian": (
-        "void",
-        ("void *", "const TdOptions *", "const TdRollout *", "const double *", "const double *", "double *"),
-    ),
-    # a rollout of one step, then its Jacobian, in minimal coordinates if q is given
-    "td_linearize": (
-        "void",
-        ("void *", "const TdOptions *", "const TdRollout *", "const double *", "const double *", "double *"),
-    ),
+    # q and q̇ (N, 2n); (N, 2n, 2n + nu) of rollouts of one step
+    "td_minimal_jacobian": ("void", ("void *", "const TdOptions *", "const TdRollout *", "const double *", "double *")),
+    # a rollout of one step, then its Jacobian, in minimal coordinates if they are given
+    "td_linearize": ("void", ("void *", "const TdOptions *", "const TdRollout *", "const double *", "double *")),
     "td_map": ("void", ("void *", "const TdMap *")),
 }
 

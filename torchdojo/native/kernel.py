@@ -141,16 +141,16 @@ def _outputs(problem: Problem, keep: Keep, batch: Sequence[int] | None = None) -
     return out
 
 
-def linearize(problem: Problem, result: Tensor, q: Tensor | None = None, qd: Tensor | None = None) -> Outputs:
+def linearize(problem: Problem, result: Tensor, x: Tensor | None = None) -> Outputs:
     """Take one step, and write its Jacobian as `jacobian` does, in one call.
 
-    With q and qd (N, n), whose `states` are those of the problem, it is the Jacobian in minimal coordinates, (N, 2n, 2n + nu). Split steps
+    With q and qd in x (N, 2n), whose `states` are those of the problem, it is the Jacobian in minimal coordinates, (N, 2n, 2n + nu). Split steps
     get zeros there.
     """
     out = _outputs(problem, Keep.STEPS)
-    given = [None if t is None else t.contiguous() for t in (q, qd)]
+    x = None if x is None else x.contiguous()
     with Call(problem, out) as call:
-        call.kernel.td_linearize(call.handle, call.options, call.rollout, *(_address(t) for t in (*given, result)))
+        call.kernel.td_linearize(call.handle, call.options, call.rollout, _address(x), _address(result))
     return out
 
 
@@ -242,9 +242,9 @@ def state_map(
     return out
 
 
-def states(program: Program, packed: Packed, q: Tensor, qd: Tensor) -> Tensor:
-    """The state z (N, 13 nb) at joint coordinates q, qd (N, n) of a tree, as from `to_maximal` in state/minimal.py."""
-    return state_map(program, packed, StateMap.TO_MAXIMAL, Derivative.VALUE, torch.cat((q, qd), dim=-1))
+def states(program: Program, packed: Packed, x: Tensor) -> Tensor:
+    """The state z (N, 13 nb) at joint coordinates and rates x (N, 2n) of a tree, as from `to_maximal` in state/minimal.py."""
+    return state_map(program, packed, StateMap.TO_MAXIMAL, Derivative.VALUE, x)
 
 
 class Call:

@@ -99,7 +99,8 @@ def minimal_jacobian_op(
 ) -> Tensor:
     """The Jacobian (..., 2n, 2n + nu) of one step in minimal coordinates with u (..., 1, nu). It is not differentiable."""
     lowered, asked = by_number(program), decode(request)
-    return minimal.linearize(lowered, asked, q, qd, u, wrench, warm, *live.given(lowered, asked, parameters))[0]
+    x = torch.cat((q, qd), dim=-1)
+    return minimal.linearize(lowered, asked, x, u, wrench, warm, *live.given(lowered, asked, parameters))[0]
 
 
 def _batch_shape(program: Program, request: list[float], z: Tensor, u: Tensor, wrench: Tensor, parameters: Sequence[Tensor]) -> torch.Size:

@@ -10,6 +10,7 @@
 #endif
 
 #include "abi/worker.hpp"
+#include "gradient/joint_jacobian.hpp"
 #include "base/subnormals.hpp"
 
 namespace torchdojo {
@@ -159,25 +160,25 @@ void td_jacobian(void *handle, const TdOptions *o, const TdRollout *r, double *o
     });
 }
 
-// out: (N, 2n, 2n + nu) of rollouts of one step from the states of (q, q̇), (N, n) each; zero where a step failed or was split.
-void td_minimal_jacobian(void *handle, const TdOptions *o, const TdRollout *r, const double *q, const double *qd, double *out) {
+// out: (N, 2n, 2n + nu) of rollouts of one step from the states of x = (q, q̇), (N, 2n); zero where a step failed or was split.
+void td_minimal_jacobian(void *handle, const TdOptions *o, const TdRollout *r, const double *x, double *out) {
     Handle &h = *static_cast<Handle *>(handle);
     const Options options = native_options(*o);
-    // Lanes are environments where their matrices and factors fit side by side into the cache of about 1 MB. Otherwise lanes are rows of
-    // one environment. A small mechanism has too few rows to fill the lanes: half-cheetah takes 13 µs with environments and 23 µs with
-    // rows.
+    // On the tree, lanes are environments. Elsewhere they are where the matrices and factors of several fit into the cache of about 1 MB,
+    // and rows of one environment otherwise. A small mechanism has too few rows to fill the lanes.
     const int64_t n = h.table.num_coordinates;
     expect(out, r->environments * 2 * n * (2 * n + h.table.num_inputs));
-    const bool in_cache = 2 * sizeof(Pack) * size_t(h.table.schedule.num_values) < (size_t(1) << 19);
+    const bool on_tree = JointJacobian<Pack>::covers(h.table, options) && (r->grad_kappa || o->grad_kappa == options.kappa);
+    const bool in_cache = on_tree || 2 * sizeof(Pack) * size_t(h.table.schedule.num_values) < (size_t(1) << 19);
     in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
-        many &&in_cache ? h.many.minimal_jacobian(options, o->grad_kappa, *r, q, qd, out, first, last)
-                        : h.one.minimal_jacobian(options, o->grad_kappa, *r, q, qd, out, first, last);
+        many &&in_cache ? h.many.minimal_jacobian(options, o->grad_kappa, *r, x, out, first, last)
+                        : h.one.minimal_jacobian(options, o->grad_kappa, *r, x, out, first, last);
     });
 }
 
-void td_linearize(void *handle, const TdOptions *o, const TdRollout *r, const double *q, const double *qd, double *out) {
+void td_linearize(void *handle, const TdOptions *o, const TdRollout *r, const double *x, double *out) {
     td_rollout(handle, o, r);
-    q ? td_minimal_jacobian(handle, o, r, q, qd, out) : td_jacobian(handle, o, r, out);
+    x ? td_minimal_jacobian(handle, o, r, x, out) : td_jacobian(handle, o, r, out);
 }
 
 void td_map(void *handle, const TdMap *m) {

@@ -25,8 +25,8 @@ public:
                   int64_t first, int64_t last);
     void near_limit(const Options &options, const TdRollout &r, double *to, int64_t first, int64_t last);
     void jacobian(const Options &options, double grad_kappa, const TdRollout &r, double *out, int64_t first, int64_t last);
-    void minimal_jacobian(const Options &options, double grad_kappa, const TdRollout &r, const double *q, const double *qd, double *out,
-                          int64_t first, int64_t last);
+    void minimal_jacobian(const Options &options, double grad_kappa, const TdRollout &r, const double *x, double *out, int64_t first,
+                          int64_t last);
     void map(const TdMap &map, int64_t first, int64_t last);
 
 private:

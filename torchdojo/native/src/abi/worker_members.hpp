@@ -7,6 +7,7 @@
 #include "elements/actuation.hpp"
 #include "elements/feedback.hpp"
 #include "gradient/jacobian.hpp"
+#include "gradient/joint_jacobian.hpp"
 #include "gradient/minimal_jacobian.hpp"
 #include "gradient/split_gradient.hpp"
 #include "gradient/split_jacobian.hpp"
@@ -75,8 +76,9 @@ struct JacobianWorkspace {
 template <class T>
 struct MinimalWorkspace {
     StepGradient<T> gradient;
-    MinimalJacobian<T, Pack> jacobian;
-    explicit MinimalWorkspace(const MechanismTable &m) : gradient(m), jacobian(m) {}
+    std::unique_ptr<JointJacobian<T>> on_tree;  // each is made when it is needed first
+    std::unique_ptr<MinimalJacobian<T, Pack>> transposed;
+    explicit MinimalWorkspace(const MechanismTable &m) : gradient(m) {}
 };
 
 template <class T>
@@ -385,16 +387,28 @@ void Worker<T>::jacobian(const Options &options, double grad_kappa, const TdRoll
 }
 
 template <class T>
-void Worker<T>::minimal_jacobian(const Options &options, double grad_kappa, const TdRollout &r, const double *q, const double *qd,
-                                 double *out, int64_t first, int64_t last) {
+void Worker<T>::minimal_jacobian(const Options &options, double grad_kappa, const TdRollout &r, const double *x, double *out, int64_t first,
+                                 int64_t last) {
     const MechanismTable &m = mechanism;
     auto workspace = pools->minimal.take();
     const int64_t n = m.num_coordinates, size = 2 * n * (2 * n + m.num_inputs);
+    const bool tree = JointJacobian<T>::covers(m, options);
+    const auto take = [&](auto &jacobian, const MinimalJob *jobs, int count) {
+        if (!count) return;
+        if (!jacobian) jacobian = std::make_unique<std::decay_t<decltype(*jacobian)>>(m);
+        jacobian->run(jobs, count, options, shared_parameters(r), workspace->gradient);
+    };
     const auto run = [&](const int64_t *environments, const GradientJob *steps, int count) {
-        MinimalJob jobs[lanes<T>];
-        for (int j = 0; j < count; ++j)
-            jobs[j] = {steps[j], q + environments[j] * n, qd + environments[j] * n, out + environments[j] * size};
-        workspace->jacobian.run(jobs, count, options, shared_parameters(r), workspace->gradient);
+        MinimalJob jobs[lanes<T>], smoothed[lanes<T>];
+        int on_tree = 0, others = 0;
+        for (int j = 0; j < count; ++j) {
+            const int64_t at = environments[j];
+            const MinimalJob job{steps[j], x + 2 * at * n, x + (2 * at + 1) * n, out + at * size};
+            if (tree && job.step.grad_kappa == options.kappa) jobs[on_tree++] = job;
+            else smoothed[others++] = job;
+        }
+        take(workspace->on_tree, jobs, on_tree);
+        take(workspace->transposed, smoothed, others);
     };
     each_solved<T>(m, grad_kappa, r, out, size, first, last, run, [&](const GradientJob &, double *to) { std::fill_n(to, size, 0.0); });
 }

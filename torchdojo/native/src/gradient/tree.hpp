@@ -142,11 +142,18 @@ public:
     // At q, q̇ and their state in `problem`: a Problem, or another object with bodies, joints, z and parameters.
     template <class At>
     void prepare(const At &problem) {
-        const T h = problem.timestep(), inverse = 1.0 / h;
         // o lies near the robot, so that no digits are lost to the robot's distance from the origin.
         const Vec3<T> o = problem.bodies[mechanism.joints[mechanism.tree[0].joint].child].pose.x;
+        prepare(problem, [&](int) -> const Vec3<T> & { return o; });
+    }
+
+    // The same with o as a function of the body: one point for each branch from the world. Then only `motion` is of use.
+    template <class At, class Origin>
+    void prepare(const At &problem, const Origin &origin) {
+        const T h = problem.timestep(), inverse = 1.0 / h;
         for (int i = 0; i <= mechanism.num_bodies; ++i) {
             const BodyPose<T> &pose = problem.bodies[i].pose;
+            const Vec3<T> o = origin(i);
             Body &body = bodies[i];
             body = Body{pose.R, pose.R, pose.x - o, pose.x - o, Vec3<T>{}, Vec3<T>{}, broadcast<T>(1.0)};
             if (i == mechanism.num_bodies) continue;
@@ -235,18 +242,20 @@ public:
         }
     }
 
-private:
-    struct Body {
-        Mat3<T> turn, turn_before;  // orientation
-        Vec3<T> arm, arm_before, v, a;  // center of mass from o, now and before; a = (h/2) ω
-        T c;
-    };
     struct Row {
         Vec3<T> linear, angular;
         TD_INLINE R times(const Vec3<R> &force, const Vec3<R> &torque) const { return dot(linear, force) + dot(angular, torque); }
     };
     struct Motion {
         Row now, change, speed;  // S, (S − S⁻)/h, S⁻'
+    };
+    const Motion &motion(int coordinate) const { return motions[coordinate]; }
+
+private:
+    struct Body {
+        Mat3<T> turn, turn_before;  // orientation
+        Vec3<T> arm, arm_before, v, a;  // center of mass from o, now and before; a = (h/2) ω
+        T c;
     };
     struct Sum {
         Vec3<R> force, torque, push, spin;  // P and D; in `push` the velocities that they multiply

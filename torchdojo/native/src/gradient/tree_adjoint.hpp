@@ -25,6 +25,15 @@ namespace constant {
 constexpr double tree_gain = 1e3, tree_gain_twice = 1e7;
 }  // namespace constant
 
+// The condensed entry of a contact over the mass of its body at the lever, at most.
+template <class T>
+TD_INLINE T contact_gain(const Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const Vec3<T> &lever) {
+    const T *p = problem.body_parameters(contact.body), *J = p + parameter::inertia;
+    T gain = problem.timestep() * data.stiffness;
+    if (contact.friction) gain = max(gain, max(abs(data.compliance[0]), abs(data.compliance[3])));
+    return gain * (1.0 / p[parameter::mass] + 3.0 * dot(lever, lever) / (J[0] + J[4] + J[8]));
+}
+
 template <class T>
 class TreeAdjoint {
 public:
@@ -163,17 +172,11 @@ private:
     }
 
     void find_needed(const Problem<T> &problem) {
-        const T h = problem.timestep();
         needed[0] = needed[1] = Mask<T>{};
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             const ContactData<T> &data = problem.contacts[c];
-            const T *p = problem.body_parameters(contact.body), *J = p + parameter::inertia;
-            T gain = h * data.stiffness;
-            if (contact.friction) gain = max(gain, max(abs(data.compliance[0]), abs(data.compliance[3])));
-            // The inverse mass of a body at the lever, at most.
-            const T turned = 3.0 * dot(data.lever, data.lever) / (J[0] + J[4] + J[8]);
-            gain = gain * (1.0 / p[parameter::mass] + turned);
+            const T gain = contact_gain(problem, contact, data, data.lever);
             needed[0] |= gain > broadcast<T>(constant::tree_gain), needed[1] |= gain > broadcast<T>(constant::tree_gain_twice);
         }
     }

@@ -26,6 +26,10 @@ constexpr double tree_kappa = 1e-8;  // κ from which on the tree is used
 
 template <class T>
 class TreeAdjoint;
+template <class T>
+class JointJacobian;
+template <class T>
+struct JointRows;
 
 template <class T>
 class Tree {
@@ -155,6 +159,8 @@ public:
 
 private:
     friend class TreeAdjoint<T>;
+    friend class JointJacobian<T>;
+    friend struct JointRows<T>;
     // A body with the joint to its parent. All numbers of a direction stand together.
     struct Node {
         int body, root;
