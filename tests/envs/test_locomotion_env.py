@@ -229,6 +229,10 @@ def test_robots_without_legs_or_mirror_images(write_mjcf: Any) -> None:
         robot(1, lame, gait="walk").mirror()
     with pytest.raises(ValueError, match=r"gait: got one of 4 legs \('trot'\) for a robot with 2; allowed: walk, run; give gait='walk'"):
         robot(1, lame)
+    bar = '<equality><connect name="bar" body1="r_shank" body2="l_shank" anchor="0 0.1 0"/></equality>'
+    looped = td.load(write_mjcf(BOX.format(legs), f"<actuator>{MOTORS}</actuator>{bar}"))
+    with pytest.raises(ValueError, match=r"closed loops or coupled joints, of bar; allowed: trees of joints; .*ignore=\['bar'\]"):
+        robot(1, looped, gait="walk")
     ant = td.models.ant()
     with pytest.raises(ValueError, match=r"a leg without a joint that pitches, that of .*allowed: legs that swing ahead and back"):
         robot(1, ant)

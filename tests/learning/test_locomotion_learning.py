@@ -143,10 +143,9 @@ def test_bad_mirrors() -> None:
 
 @pytest.mark.parametrize(("name", "samples"), [("shac_quadruped", 1_000_000), ("shac_quadruped_quick", 500_000)])
 def test_the_descriptions_are_the_recipe(name: str, samples: int) -> None:
-    """The quick one does without a compiler."""
     values = load_yaml(REPOSITORY / "configs" / f"{name}.yaml")
     own = recipe("locomotion", "shac", "quadruped")
-    own["settings"] |= {"samples": samples} | ({"compile": False} if samples < 1_000_000 else {})
+    own["settings"] |= {"samples": samples}
     assert values == {**own, "env_options": {"robot": "quadruped", "gait": "trot"}}
     read_config(values)
     assert "env_options" not in RECIPES["locomotion", "shac"]

@@ -112,7 +112,12 @@ class Skeleton:
                 "floating_base=True"
             )
         if mech.has_loops:
-            raise ValueError("Locomotion: got a robot with closed loops; allowed: trees of joints; leave the joints out that close loops")
+            tree = set(mech.tree_joints)
+            closing = [name for name, joint in joints.items() if name not in tree and joint.num_rows] + list(mech.couplings)
+            raise ValueError(
+                f"Locomotion: got a robot with closed loops or coupled joints, of {', '.join(closing)}; allowed: trees of joints; where the "
+                f"robot stands without them, load the file with ignore={closing}"
+            )
         places = mech.coordinate_places()
         driven = {name: cast(StandardJoint, j) for name, j in joints.items() if name in places and not isinstance(j, Floating)}
         hinges = {name: j for name, j in driven.items() if j.num_coordinates == 1 and j.num_angles == 1}
