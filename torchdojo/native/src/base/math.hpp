@@ -123,7 +123,7 @@ template <class T>
 TD_INLINE Mat3<T> symmetric_inverse(const Mat3<T> &a) {
     const Vec3<T> x = a.column(0), y = a.column(1), z = a.column(2);
     const Vec3<T> yz = cross(y, z), zx = cross(z, x), xy = cross(x, y);
-    const T inverse = 1.0 / dot(x, yz);
+    const T inverse = inverse_of(dot(x, yz));
     return {{inverse * yz.x, inverse * yz.y, inverse * yz.z, inverse * zx.x, inverse * zx.y, inverse * zx.z, inverse * xy.x, inverse * xy.y,
              inverse * xy.z}};
 }
@@ -135,7 +135,7 @@ TD_INLINE T first_quadrant_angle(const T &s, const T &c) {
     const Mask<T> steep = s > c;
     const T small = select(steep, c, s), large = select(steep, s, c);
     const Mask<T> middle = small > 0.41421356237309503 * large;
-    const T x = select(middle, small - large, small) / select(middle, small + large, large), z = x * x;
+    const T x = quotient(select(middle, small - large, small), select(middle, small + large, large)), z = x * x;
     const T p =
         (((-8.750608600031904122785e-1 * z - 1.615753718733365076637e1) * z - 7.500855792314704667340e1) * z - 1.228866684490136173410e2) *
             z -
@@ -144,7 +144,7 @@ TD_INLINE T first_quadrant_angle(const T &s, const T &c) {
                  4.853903996359136964868e2) *
                     z +
                 1.945506571482613964425e2;
-    const T angle = select(middle, broadcast<T>(0.78539816339744830962), T{}) + (x + x * (z * (p / q)));
+    const T angle = select(middle, broadcast<T>(0.78539816339744830962), T{}) + (x + x * (z * quotient(p, q)));
     return select(steep, 1.57079632679489661923 - angle, angle);
 }
 
@@ -163,10 +163,10 @@ TD_INLINE RotationVector<T> rotation_vector(const Quat<T> &q) {
     const Vec3<T> u = sign * q.v;
     const T squared = dot(u, u);
     const Mask<T> tiny = squared < broadcast<T>(1e-16), small = squared < broadcast<T>(1e-6);
-    const T sine = sqrt(select(tiny, broadcast<T>(1.0), squared)), angle = 2.0 * first_quadrant_angle(sine, cosine);
-    const T scale = select(tiny, 2.0 - squared / 3.0, angle / sine);
+    const T sine = root(select(tiny, broadcast<T>(1.0), squared)), angle = 2.0 * first_quadrant_angle(sine, cosine);
+    const T scale = select(tiny, 2.0 - (1.0 / 3.0) * squared, quotient(angle, sine));
     // The series is taken where 1 − (θ/2) cot(θ/2) would cancel; there θ² = 4 sin²(θ/2) to the order that counts.
-    const T curvature = select(small, 1.0 / 12.0 + squared / 180.0, (1.0 - 0.5 * scale * cosine) / (angle * angle));
+    const T curvature = select(small, 1.0 / 12.0 + (1.0 / 180.0) * squared, quotient(1.0 - 0.5 * scale * cosine, angle * angle));
     return {scale * u, curvature};
 }
 

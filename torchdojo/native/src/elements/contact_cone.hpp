@@ -29,7 +29,9 @@ struct ContactCones {
         for (int c = 0; c < m.num_contacts; ++c) {
             const ContactTable &contact = m.contacts[c];
             const T gamma = w[contact.impulse], s = w[contact.slack];
-            problem.contacts[c].stiffness = gamma / (contact.stiffness < 0 ? s : s + gamma * problem.laws[contact.law].softness);
+            ContactData<T> &data = problem.contacts[c];
+            data.inverse = inverse_of(contact.stiffness < 0 ? s : s + gamma * problem.laws[contact.law].softness);
+            data.stiffness = gamma * data.inverse;
         }
         cones.for_each_friction([&](const ContactTable &friction, int c) {
             FrictionData<T> &data = friction_data(problem, c);
@@ -149,7 +151,7 @@ struct ContactCones {
             PathWeight<T> weight;
             weight.add(change(before[contact.impulse], gamma), change(before[contact.slack], gap));
             const T a = weight(worth * mass(problem, contact), heavier(contact)), on_path = orthant_on_path(gamma - a * gap, a, kappa);
-            put(contact.impulse, on_path), put(contact.slack, kappa / on_path);
+            put(contact.impulse, on_path), put(contact.slack, quotient(kappa, on_path));
         }
         constexpr int width = 4;
         typename Disc<T>::Point points[width];
@@ -183,8 +185,11 @@ struct ContactCones {
             } else {
                 const T *xi = w + impulse, *eta = w + slack, radius = max(height, broadcast<T>(constant::least_height));
                 // From outside the disc, the slip grows to no more than about twice that of Newton's point (disc_on_path in path_maps.py).
-                const T excess = sqrt(xi[1] * xi[1] + xi[2] * xi[2]) - radius, slip = sqrt(eta[1] * eta[1] + eta[2] * eta[2]);
-                const T m = max(min(constant::return_weight * nominal, excess / slip), stiff);
+                const auto length = [](const T *x) {
+                    return root(max(x[1] * x[1] + x[2] * x[2], broadcast<T>(std::numeric_limits<double>::min())));
+                };
+                const T excess = length(xi) - radius, slip = length(eta);
+                const T m = max(min(constant::return_weight * nominal, quotient(excess, slip)), stiff);
                 points[waiting] = {radius, m, xi[1] - m * eta[1], xi[2] - m * eta[2]};
                 discs[waiting++] = &friction;
                 if (waiting == width) finish();
@@ -378,14 +383,8 @@ private:
         const ContactTable &contact = problem.mechanism.contacts[c];
         T &gamma = cones.direction[contact.impulse], &slack = cones.direction[contact.slack];
         slack = move.x + *cones.rows(residual, contact.impulse);
-        gamma = cones.right[contact.slack] - w[contact.impulse] * slack;
-        if (contact.stiffness < 0) {
-            gamma = gamma / w[contact.slack];
-        } else {
-            const T &softness = problem.laws[contact.law].softness;
-            gamma = gamma / (w[contact.slack] + w[contact.impulse] * softness);
-            slack += softness * gamma;
-        }
+        gamma = problem.contacts[c].inverse * (cones.right[contact.slack] - w[contact.impulse] * slack);
+        if (contact.stiffness >= 0) slack += problem.laws[contact.law].softness * gamma;
         if (contact.friction)
             eliminate_friction(cones, contact, w, problem.contacts[c], coefficient(problem, c) * gamma, residual, move.y, move.z);
     }

@@ -80,6 +80,7 @@ struct ContactData : FrictionData<T> {
     Vec3<T> lever;                    // l = c − r n in the next body frame
     T wrench[18];                     // impulses on the body per (γ, ξ2, ξ3), 6 x 3
     T rows[18];                       // derivative of (φ, slip) with respect to the body's twist, 3 x 6
+    T inverse;                        // 1/s, or less where the contact is compliant
     T stiffness;                      // K of the condensed contact, with the numbers of its friction: see contact_cone.hpp
     T beta[2];                        // tangential impulse
 };

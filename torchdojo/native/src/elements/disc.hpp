@@ -23,7 +23,7 @@ TD_INLINE Vec3<T> cone_product(const Vec3<T> &a, const Vec3<T> &b) {
 // y with x∘y = ρ
 template <class T>
 TD_INLINE Vec3<T> arrow_solve(const Vec3<T> &x, const Vec3<T> &rho) {
-    const T inverse = 1.0 / x.x, y = (x.x * rho.x - x.y * rho.y - x.z * rho.z) / (x.x * x.x - x.y * x.y - x.z * x.z);
+    const T inverse = inverse_of(x.x), y = quotient(x.x * rho.x - x.y * rho.y - x.z * rho.z, x.x * x.x - x.y * x.y - x.z * x.z);
     return {y, (rho.y - y * x.y) * inverse, (rho.z - y * x.z) * inverse};
 }
 
@@ -78,7 +78,7 @@ struct Disc {
     // The product, plainly linearized.
     static TD_INLINE void condense(const Vec3<T> &xi, const Vec3<T> &eta, FrictionData<T> &data) {
         T *N = data.compliance, *m = data.cone_coupling;
-        const T scale = 1.0 / eta.x, y = scale / (xi.x * eta.x - xi.y * eta.y - xi.z * eta.z), ratio = 1.0 / xi.x;
+        const T scale = inverse_of(eta.x), y = quotient(scale, xi.x * eta.x - xi.y * eta.y - xi.z * eta.z), ratio = inverse_of(xi.x);
         const T Y[4] = {scale + y * eta.y * xi.y, y * eta.y * xi.z, y * eta.z * xi.y, scale + y * eta.z * xi.z};
         const T P[4] = {xi.x - ratio * xi.y * xi.y, -ratio * xi.y * xi.z, -ratio * xi.y * xi.z, xi.x - ratio * xi.z * xi.z};
         for (int i = 0; i < 2; ++i)
@@ -120,14 +120,14 @@ struct Disc {
             T inverse[W], length[W], base[W], tau[W], epsilon[W], gap[W];
             for (int i = 0; i < W; ++i) {
                 const Point &p = points[i];
-                inverse[i] = 1.0 / p.height, base[i] = kappa * inverse[i];
-                length[i] = sqrt(max(p.t1 * p.t1 + p.t2 * p.t2, broadcast<T>(std::numeric_limits<double>::min())));
+                inverse[i] = inverse_of(p.height), base[i] = kappa * inverse[i];
+                length[i] = root(max(p.t1 * p.t1 + p.t2 * p.t2, broadcast<T>(std::numeric_limits<double>::min())));
                 tau[i] = length[i] * inverse[i], epsilon[i] = base[i] * inverse[i] * p.mass;
             }
             disc_gaps<W>(tau, epsilon, gap);
             for (int i = 0; i < W; ++i) {
                 const Point &p = points[i];
-                const T inside = (1.0 - gap[i]) / length[i], first = base[i] / (gap[i] * (2.0 - gap[i]));
+                const T inside = quotient(1.0 - gap[i], length[i]), first = quotient(base[i], gap[i] * (2.0 - gap[i]));
                 const T force = p.height * inside, slip = -first * inside;
                 put(i, Vec3<T>{p.height, force * p.t1, force * p.t2}, Vec3<T>{first, slip * p.t1, slip * p.t2});
             }

@@ -16,13 +16,13 @@ namespace torchdojo {
 // Rates and coordinates of a joint with armature, limits or friction at the end of a step to the configuration of `next`.
 template <class T>
 void free_values(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const Relative<T> &next, FreeData<T> &free) {
-    const T h = problem.timestep();
     const T *p = &problem.parameters[joint.parameters];
-    const Vec3<T> now = problem.displacement(joint, data, data.now), after = problem.displacement(joint, data, next);
+    Vec3<T> now, after;
+    if (joint.free_t()) now = problem.displacement(joint, data, data.now), after = problem.displacement(joint, data, next);
     for (int i = 0; i < joint.free_t(); ++i) {
         const Vec3<T> f = load3(p + parameter::translations + 3 * (joint.held_t + i));
         free.coordinate[i] = dot(f, after);
-        free.rate[i] = dot(f, after - now) / h;
+        free.rate[i] = problem.inverse_timestep * dot(f, after - now);
     }
     if (!joint.free_r()) return;
     free.turn = rotation_vector(next.p * conjugate(data.now.p));
@@ -30,7 +30,7 @@ void free_values(const Problem<T> &problem, const JointTable &joint, const Joint
     for (int j = 0; j < joint.free_r(); ++j) {
         const Vec3<T> f = load3(p + parameter::rotations + 3 * (joint.held_r + j));
         const int i = joint.free_t() + j;
-        free.rate[i] = dot(f, free.turn.theta) / h;
+        free.rate[i] = problem.inverse_timestep * dot(f, free.turn.theta);
         if (joint.limited_r) free.coordinate[i] = joint.free_r() > 1 ? dot(f, free.next.theta) : angle_near(next.p, f, free.angle);
     }
     if (joint.has_rate_cones && joint.free_r() == 3)
@@ -73,8 +73,8 @@ void prepare_drives(Problem<T> &problem, const JointTable &joint, JointData<T> &
         const T u = joint.input < 0 ? T{} : problem.u[joint.input + cone.coordinate];
         const T stiffness = p[n * parameter::drive::stiffness];
         drive.gain = p[n * parameter::drive::damping] + h * at_most_one_radian(joint, cone.coordinate, stiffness, u, drive.excess);
-        drive.compliance = 1.0 / (drive.gain * h);
-        drive.offset = (u - middle) / drive.gain;
+        drive.compliance = inverse_of(drive.gain * h);
+        drive.offset = h * drive.compliance * (u - middle);
         data.free_force[cone.coordinate] += h * middle;
     }
 }
@@ -143,12 +143,13 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
         // The rate of the armature in the step that led here, from the poses before.
         const BodyPose<T> &parent = problem.bodies[joint.parent].incoming, &child = problem.bodies[joint.child].incoming;
         free.incoming = problem.relative(joint, parent, child, data.offset_quaternion);
-        const Vec3<T> change = problem.displacement(joint, data, data.now) - problem.displacement(joint, data, free.incoming);
+        Vec3<T> change;
+        if (joint.free_t()) change = problem.displacement(joint, data, data.now) - problem.displacement(joint, data, free.incoming);
         if (joint.free_r()) free.incoming_turn = rotation_vector(data.now.p * conjugate(free.incoming.p));
         for (int i = 0; i < joint.free(); ++i) {
             bool translation;
             const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
-            free.incoming_rate[i] = dot(f, translation ? change : free.incoming_turn.theta) / h;
+            free.incoming_rate[i] = problem.inverse_timestep * dot(f, translation ? change : free.incoming_turn.theta);
         }
     }
     prepare_limits(problem, joint, data, free);
@@ -157,7 +158,7 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
     const bool world = joint.parent == problem.mechanism.num_bodies;
     auto mobility = [&](int body, bool moves, const Vec3<T> &force, const Vec3<T> &torque) {
         const T turned = dot(torque, problem.bodies[body].inverse_inertia * torque);
-        return moves ? dot(force, force) / problem.body_parameters(body)[parameter::mass] + turned : turned;
+        return moves ? quotient(dot(force, force), problem.body_parameters(body)[parameter::mass]) + turned : turned;
     };
     const int n = joint.free();
     auto plain_damping = [&](int i) {
@@ -169,7 +170,7 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
         const JointWrench<T> wrench = joint_wrench(problem, joint, data, translation, f);
         T total = mobility(joint.child, translation, wrench.force, wrench.on_child);
         if (!world) total += mobility(joint.parent, translation, wrench.force, wrench.on_parent);
-        free.mass[i] = 1.0 / total + h * plain_damping(i);
+        free.mass[i] = inverse_of(total) + h * plain_damping(i);
         if (joint.armature >= 0) free.mass[i] += problem.parameters[joint.armature + i];
     }
     T drives[6] = {};  // h (kd + h kp)
@@ -180,13 +181,13 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
         T &mass = free.mass[cone.coordinate], &added = drives[cone.coordinate];
         const T *own = &problem.parameters[cone.parameter];
         added = h * (own[n * parameter::drive::damping] + h * own[n * parameter::drive::stiffness]);
-        drive.mass = mass / (1.0 + mass / added);
+        drive.mass = quotient(mass, 1.0 + quotient(mass, added));
         mass += added;
     }
     for (int j = 0; j < (joint.extra ? joint.free_r() : 0); ++j) {
         T total = mobility(joint.child, false, Vec3<T>{}, free.limit_child[j]);
         if (!world) total += mobility(joint.parent, false, Vec3<T>{}, free.limit_parent[j]);
-        free.limit_mass[j] = 1.0 / total + h * plain_damping(joint.free_t() + j) + drives[joint.free_t() + j];
+        free.limit_mass[j] = inverse_of(total) + h * plain_damping(joint.free_t() + j) + drives[joint.free_t() + j];
         if (joint.armature >= 0) free.limit_mass[j] += problem.parameters[joint.armature + joint.free_t() + j];
     }
 }
@@ -241,7 +242,7 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
     }
     if (free) free_values(problem, joint, data, data.next, *free);
     // With N = c I + a aᵀ/c + [a]×, the orientation one step back turns by −h N δω.
-    const T inverse_h = 1.0 / h;
+    const T inverse_h = problem.inverse_timestep;
     T inverse_child{}, inverse_parent{};  // 1/c
     if (derived && mean_rate) inverse_child = 1.0 / child.increment.w, inverse_parent = 1.0 / parent.increment.w;
     auto back = [&](const BodyData<T> &body, const T &inverse, const Vec3<T> &g) {  // Nᵀ g

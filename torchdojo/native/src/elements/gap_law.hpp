@@ -59,7 +59,7 @@ struct Compliance {
 
     static void prepare(const Problem<T> &problem, const ContactTable &contact, Overlap<T> &overlap) {
         const T damping = problem.parameters[contact.damping];
-        overlap.softness = 1.0 / (problem.timestep() * problem.parameters[contact.stiffness] + damping);
+        overlap.softness = inverse_of(problem.timestep() * problem.parameters[contact.stiffness] + damping);
         overlap.shift -= overlap.softness * damping * min(overlap.distance, T{});
         overlap.slope += select(overlap.distance < T{}, overlap.softness * damping, T{});
     }

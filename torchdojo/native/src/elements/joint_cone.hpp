@@ -23,12 +23,12 @@ struct JointCones {
         for_each(problem, [&](const JointConeTable &cone, JointConeData<T> &data) {
             const T *x = w + cone.impulse, *s = w + cone.slack;
             if (cone.is_pair()) {
-                data.inverse[0] = 1.0 / x[0], data.inverse[1] = 1.0 / x[cone.stride];
+                data.inverse[0] = inverse_of(x[0]), data.inverse[1] = inverse_of(x[cone.stride]);
                 T yielding = s[0] * data.inverse[0] + s[cone.stride] * data.inverse[1];
                 if (cone.kind == JointConeTable::drive) yielding += data.drive.compliance;
-                data.stiffness = 1.0 / yielding;
+                data.stiffness = inverse_of(yielding);
             } else {
-                data.inverse[0] = 1.0 / s[0];
+                data.inverse[0] = inverse_of(s[0]);
                 data.stiffness = x[0] * data.inverse[0];
             }
         });
@@ -123,7 +123,7 @@ struct JointCones {
                         ds = change(s_before[0], s[0]) - change(s_before[q], s[q]);
                 weight.add(0.5 * dx, ds);
                 const T mass = weight(problem.cone_mass(cone), known);
-                const T b = max(h * problem.parameters[cone.parameter], broadcast<T>(constant::least_height)), inverse = 1.0 / b;
+                const T b = max(h * problem.parameters[cone.parameter], broadcast<T>(constant::least_height)), inverse = inverse_of(b);
                 const T t = 0.5 * (x[0] - x[q]) - mass * (s[0] - s[q]);
                 waiting[count] = &cone, height[count] = b, forward[count] = t >= T{};
                 tau[count] = abs(t) * inverse, epsilon[count] = 2.0 * kappa * inverse * (mass * inverse);
@@ -132,7 +132,7 @@ struct JointCones {
                 weight.add(change(x_before[0], x[0]), change(s_before[0], s[0]));
                 const T a = weight(cone.on_rate() ? problem.cone_mass(cone) : worth * problem.cone_mass(cone), known);
                 const T gamma = orthant_on_path(x[0] - a * s[0], a, kappa);
-                put(cone, 0, gamma, kappa / gamma);
+                put(cone, 0, gamma, quotient(kappa, gamma));
             }
         });
         if (count) finish();
@@ -221,7 +221,7 @@ private:
     template <class Put>
     static TD_INLINE void put_pair(const T &b, const T &gap, const Mask<T> &first, const T &kappa, int stride, const Put &put) {
         const T p = b * select(first, 2.0 - gap, gap), q = b * select(first, gap, 2.0 - gap);
-        put(0, p, kappa / p), put(stride, q, kappa / q);
+        put(0, p, quotient(kappa, p)), put(stride, q, quotient(kappa, q));
     }
 
     // Direction of the pairs for a change `move` of the coordinate (limits) or of the rate (friction).

@@ -40,13 +40,13 @@ struct BodyData {
 template <class T>
 TD_INLINE BodyPose<T> pose_after(const BodyPose<T> &pose, const T &h, const Vec3<T> &v, const Vec3<T> &omega) {
     const Vec3<T> a = (0.5 * h) * omega;
-    const Quat<T> q = pose.q * Quat<T>{sqrt(1.0 - dot(a, a)), a};
+    const Quat<T> q = pose.q * Quat<T>{root(1.0 - dot(a, a)), a};
     return {pose.x + h * v, q, rotation_matrix(q)};
 }
 template <class T>
 TD_INLINE BodyPose<T> pose_before(const BodyPose<T> &pose, const T &h, const Vec3<T> &v, const Vec3<T> &omega) {
     const Vec3<T> a = (0.5 * h) * omega;
-    const Quat<T> q = pose.q * conjugate(Quat<T>{sqrt(1.0 - dot(a, a)), a});
+    const Quat<T> q = pose.q * conjugate(Quat<T>{root(1.0 - dot(a, a)), a});
     return {pose.x - h * v, q, rotation_matrix(q)};
 }
 
@@ -146,7 +146,7 @@ TD_INLINE T angle_near(const Quat<T> &p, const Vec3<T> &f, const T &near) {
 template <class T>
 TD_INLINE Vec3<T> angle_by_turn(const JointTable &joint, const Quat<T> &p, const RotationVector<T> &angle, const Vec3<T> &f) {
     if (joint.free_r() > 1) return right_jacobian_inverse(angle, f);
-    const T s = dot(f, p.v), inverse = 1.0 / (p.w * p.w + s * s);
+    const T s = dot(f, p.v), inverse = inverse_of(p.w * p.w + s * s);
     return inverse * (p.w * (p.w * f - cross(f, p.v)) + s * p.v);
 }
 
@@ -156,7 +156,7 @@ TD_INLINE RowGradient<T, T> angle_gradient(const JointTable &joint, const Mat3<T
                                            const Vec3<T> &f) {
     const Vec3<T> by_parent = -(offset * angle_by_turn(joint, p, angle, f));
     if (joint.free_r() > 1) return {Vec3<T>{}, left_jacobian_inverse(angle, f), by_parent};
-    const T s = dot(f, p.v), inverse = 1.0 / (p.w * p.w + s * s);
+    const T s = dot(f, p.v), inverse = inverse_of(p.w * p.w + s * s);
     return {Vec3<T>{}, inverse * (p.w * (p.w * f + cross(f, p.v)) + s * p.v), by_parent};
 }
 

@@ -16,8 +16,8 @@ TD_INLINE void disc_gaps(const T *tau, const T *epsilon, T *gap) {
 #pragma GCC unroll 4
     for (int i = 0; i < W; ++i) {
         excess[i] = tau[i] - 1.0;
-        const T root = sqrt(excess[i] * excess[i] + 2.0 * epsilon[i]);
-        g[i] = min(select(excess[i] > T{}, epsilon[i] / (excess[i] + root), 0.5 * (root - excess[i])), one);
+        const T far = root(excess[i] * excess[i] + 2.0 * epsilon[i]);
+        g[i] = min(select(excess[i] > T{}, quotient(epsilon[i], excess[i] + far), 0.5 * (far - excess[i])), one);
     }
 #pragma GCC unroll 1
     for (int k = 0; k < 3; ++k) {
@@ -25,7 +25,7 @@ TD_INLINE void disc_gaps(const T *tau, const T *epsilon, T *gap) {
         for (int i = 0; i < W; ++i) {
             const T q = g[i] * (2.0 - g[i]), r = excess[i] + g[i], twice = 2.0 * (1.0 - g[i]);
             const T value = q * r - epsilon[i] * (1.0 - g[i]), slope = twice * r + q + epsilon[i], bend = twice - r;
-            g[i] = g[i] - value * slope / (slope * slope - value * bend);
+            g[i] = g[i] - quotient(value * slope, slope * slope - value * bend);
             g[i] = min(max(g[i], broadcast<T>(std::numeric_limits<double>::min())), one);
         }
     }
@@ -39,7 +39,7 @@ struct PathWeight {
 
     TD_INLINE void add(const T &impulse, const T &slack) { product += impulse * slack, square += slack * slack; }
     TD_INLINE T operator()(const T &nominal, const Mask<T> &known) const {
-        const T secant = min(max(product / square, nominal), constant::most_weight * nominal);
+        const T secant = min(max(quotient(product, square), nominal), constant::most_weight * nominal);
         return select(known, select(product > T{}, secant, constant::other_weight * nominal), nominal);
     }
 };
@@ -55,8 +55,8 @@ TD_INLINE T change(T &before, const T &now) {
 // The positive root of γ − a κ/γ = c, without cancellation.
 template <class T>
 TD_INLINE T orthant_on_path(const T &c, const T &a, const T &kappa) {
-    const T level = kappa * a, root = sqrt(c * c + 4.0 * level);
-    return select(c > T{}, 0.5 * (c + root), 2.0 * level / (root - c));
+    const T level = kappa * a, far = root(c * c + 4.0 * level);
+    return select(c > T{}, 0.5 * (c + far), quotient(2.0 * level, far - c));
 }
 
 }  // namespace torchdojo

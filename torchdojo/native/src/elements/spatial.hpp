@@ -40,7 +40,7 @@ TD_INLINE T dot6(const T *a, const T *b) {
 // Derivative of the balance of a body by its motion, 6 x 6 by rows, with wrenches about the origin.
 template <class T>
 TD_INLINE void body_matrix(const Problem<T> &problem, int i, const Vec3<T> &origin, SpatialBody<T> &own, const T *w, T *A) {
-    const T h = problem.timestep(), inverse_h = 1.0 / h;
+    const T h = problem.timestep(), &inverse_h = problem.inverse_timestep;
     const BodyData<T> &body = problem.bodies[i];
     const T mass = inverse_h * problem.body_parameters(i)[parameter::mass], &c = body.increment.w;
     const Vec3<T> omega = body.pose.R * load3(w + 6 * i + 3), spin = own.inertia * omega, half = (0.5 * h) * spin;
@@ -57,7 +57,7 @@ TD_INLINE void body_matrix(const Problem<T> &problem, int i, const Vec3<T> &orig
     A[30] = -now.y, A[31] = now.x, A[32] = zero;
     // d/dω (c Jω + a × Jω) = c J − (h/2) Jω aᵀ/c + [a]× J − (h/2) [Jω]×
     Mat3<T> G;
-    const T inverse_c = 1.0 / c;
+    const T inverse_c = inverse_of(c);
     for (int k = 0; k < 3; ++k) {
         const Vec3<T> column = own.inertia.column(k);
         const Vec3<T> g = c * column + cross(a, column) - (inverse_c * a[k]) * half;
@@ -82,8 +82,8 @@ TD_INLINE void twist_of(const BodyData<T> &body, const SpatialBody<T> &own, cons
 // Two axes across u, which is not zero (Duff et al. 2017, "Building an orthonormal basis, revisited").
 template <class T>
 TD_INLINE void axes_across(const Vec3<T> &u, Vec3<T> &first, Vec3<T> &second) {
-    const Vec3<T> n = (1.0 / sqrt(dot(u, u))) * u;
-    const T sign = select(n.z < T{}, broadcast<T>(-1.0), broadcast<T>(1.0)), a = -1.0 / (sign + n.z), b = n.x * n.y * a;
+    const Vec3<T> n = inverse_of(root(dot(u, u))) * u;
+    const T sign = select(n.z < T{}, broadcast<T>(-1.0), broadcast<T>(1.0)), a = -inverse_of(sign + n.z), b = n.x * n.y * a;
     first = {1.0 + sign * n.x * n.x * a, sign * b, -sign * n.x}, second = {b, sign + n.y * n.y * a, -n.y};
 }
 
@@ -114,15 +114,15 @@ struct JointFrame {
             Vec3<T> first, second;
             axes_across(u[0], first, second);
             turn(first), turn(second);
-            duals[0] = (1.0 / dot(u[0], u[0])) * u[0];
+            duals[0] = inverse_of(dot(u[0], u[0])) * u[0];
         } else if (joint.held_r == 2) {
             const Vec3<T> z = cross(u[0], u[1]);
-            const T inverse = 1.0 / dot(z, z);
+            const T inverse = inverse_of(dot(z, z));
             turn(z);
             duals[0] = inverse * cross(u[1], z), duals[1] = inverse * cross(z, u[0]);
         } else {
             const Vec3<T> xy = cross(u[0], u[1]), yz = cross(u[1], u[2]), zx = cross(u[2], u[0]);
-            const T inverse = 1.0 / dot(u[2], xy);
+            const T inverse = inverse_of(dot(u[2], xy));
             duals[0] = inverse * yz, duals[1] = inverse * zx, duals[2] = inverse * xy;
         }
     }
@@ -135,7 +135,7 @@ struct JointFrame {
 template <class T>
 void motion_rows(Problem<T> &problem, const JointTable &joint, JointData<T> &data, const SpatialBody<T> *bodies, const JointFrame<T> &frame,
                  TwistRow<T> *rows) {
-    const T inverse_h = 1.0 / problem.timestep();
+    const T &inverse_h = problem.inverse_timestep;
     const T *damping = problem.damping(joint, data);
     const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
     const bool world = joint.parent == problem.mechanism.num_bodies;
@@ -207,7 +207,7 @@ TD_INLINE void touch(Problem<T> &problem, const ContactTable &contact, const Spa
     ContactData<T> &data = problem.contacts[&contact - problem.mechanism.contacts.data()];
     const BodyData<T> &body = problem.bodies[contact.body];
     const T *p = &problem.parameters[contact.parameters], *impulse = w + contact.impulse, *slack = w + contact.slack;
-    const T &radius = p[parameter::radius], inverse_h = 1.0 / problem.timestep(), &c = body.increment.w;
+    const T &radius = p[parameter::radius], &inverse_h = problem.inverse_timestep, &c = body.increment.w;
     const Vec3<T> n = load3(p + parameter::normal), arm = body.next.R * load3(p + parameter::point), lever = arm - radius * n;
     at.lever = lever;
     T *row = &problem.residual[contact.impulse], *C = at.rows;

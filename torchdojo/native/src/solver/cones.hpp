@@ -220,8 +220,9 @@ private:
 
     // (p, q₂₃) of a plainly linearized product that should change by ρ.
     static TD_INLINE Vec3<T> aim_plain(const Vec3<T> &xi, const Vec3<T> &rho) {
-        const Vec3<T> q = arrow_solve(xi, rho);
-        return {rho.x / xi.x, q.y, q.z};
+        const T inverse = inverse_of(xi.x);
+        const T y = quotient(xi.x * rho.x - xi.y * rho.y - xi.z * rho.z, xi.x * xi.x - xi.y * xi.y - xi.z * xi.z);
+        return {inverse * rho.x, inverse * (rho.y - y * xi.y), inverse * (rho.z - y * xi.z)};
     }
 };
 

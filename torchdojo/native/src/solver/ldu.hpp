@@ -98,7 +98,7 @@ inline void factor(T *__restrict a, int n) {
         for (int i = 0; i < N * N; ++i) m[i] = a[i];
 #pragma GCC unroll 9
         for (int p = 0; p < N; ++p) {
-            m[p * N + p] = 1.0 / m[p * N + p];
+            m[p * N + p] = inverse_of(m[p * N + p]);
 #pragma GCC unroll 9
             for (int r = p + 1; r < N; ++r) {
                 m[r * N + p] *= m[p * N + p];
@@ -110,7 +110,7 @@ inline void factor(T *__restrict a, int n) {
         for (int i = 0; i < N * N; ++i) a[i] = m[i];
     } else {
         for (int p = 0; p < n; ++p) {
-            const T reciprocal = a[p * n + p] = 1.0 / a[p * n + p];
+            const T reciprocal = a[p * n + p] = inverse_of(a[p * n + p]);
             for (int r = p + 1; r < n; ++r) {
                 const T l = a[r * n + p] *= reciprocal;
                 for (int c = p + 1; c < n; ++c) a[r * n + c] -= l * a[p * n + c];

@@ -22,6 +22,7 @@ struct Problem {
     std::vector<CouplingData<T>> couplings;
     std::vector<T> residual;          // rows of the equations, in the places of w; cones.hpp has the complementarity rows
     std::vector<T> values;            // the condensed matrix
+    T inverse_timestep{};
     double depenetration_speed = 0.0; // as in Options
     bool overlaps = false;            // whether a law of overlap acts on some contact in this step
     bool has_armature = false;
@@ -49,6 +50,7 @@ struct Problem {
     // Poses of the bodies and the given part of their momentum.
     void prepare_bodies() {
         const T h = timestep();
+        inverse_timestep = inverse_of(h);
         const Vec3<T> gravity = load3(&parameters[parameter::gravity]);
         for (int i = 0; i < mechanism.num_bodies; ++i) {
             const T *state = &z[state_size * i], *force = &wrench[6 * i], *p = body_parameters(i);
@@ -56,8 +58,8 @@ struct Problem {
             const T mass = p[parameter::mass];
             const Mat3<T> inertia = load33(p + parameter::inertia);
             const Quat<T> q = load4(state + 6);
-            body.q_norm = sqrt(q.w * q.w + dot(q.v, q.v));
-            const T inverse = 1.0 / body.q_norm;
+            body.q_norm = root(q.w * q.w + dot(q.v, q.v));
+            const T inverse = inverse_of(body.q_norm);
             body.pose.x = load3(state);
             body.pose.q = {inverse * q.w, inverse * q.v};
             body.pose.R = rotation_matrix(body.pose.q);
@@ -65,7 +67,7 @@ struct Problem {
             if (has_armature) body.incoming = pose_before(body.pose, h, v, omega);
             if (!solves) continue;
             const Vec3<T> spin = inertia * omega;
-            const T scale = sqrt(1.0 - 0.25 * h * h * dot(omega, omega));
+            const T scale = root(1.0 - 0.25 * h * h * dot(omega, omega));
             body.linear = mass * v + h * (mass * gravity + load3(force));
             body.angular = scale * spin - (0.5 * h) * cross(omega, spin) + h * load3(force + 3);
             if (mechanism.num_joint_cones) body.inverse_inertia = symmetric_inverse(inertia);
@@ -74,7 +76,7 @@ struct Problem {
 
     // M of a body.
     TD_INLINE void linearize_turn(BodyData<T> &body) const {
-        const T h = timestep(), &c = body.increment.w, hc = h * c, hi = h * (1.0 / c);
+        const T h = timestep(), &c = body.increment.w, hc = h * c, hi = h * inverse_of(c);
         const Vec3<T> &a = body.increment.v;
         body.M = {{hc + hi * a.x * a.x, hi * a.x * a.y + h * a.z, hi * a.x * a.z - h * a.y, hi * a.y * a.x - h * a.z, hc + hi * a.y * a.y,
                    hi * a.y * a.z + h * a.x, hi * a.z * a.x + h * a.y, hi * a.z * a.y - h * a.x, hc + hi * a.z * a.z}};
@@ -88,7 +90,7 @@ struct Problem {
         const Vec3<T> a = (0.5 * h) * load3(w + 6 * i + 3);
         const T square = dot(a, a);
         body.increment.w =
-            sqrt(select(square > broadcast<T>(constant::largest_sine * constant::largest_sine), broadcast<T>(-1.0), 1.0 - square));
+            root(select(square > broadcast<T>(constant::largest_sine * constant::largest_sine), broadcast<T>(-1.0), 1.0 - square));
         body.increment.v = a;
         body.next.x = body.pose.x + h * load3(w + 6 * i);
         body.next.q = body.pose.q * body.increment;
@@ -111,7 +113,7 @@ struct Problem {
         store3(&residual[6 * i + 3], c * spin + cross(a, spin) - body.angular);
         if constexpr (!derived) return;
         linearize_turn(body);
-        const T inverse = 1.0 / c;
+        const T inverse = inverse_of(c);
         T *D = &values[mechanism.bodies[i].diagonal];
         for (int k = 0; k < 36; ++k) D[k] = T{};
         for (int k = 0; k < 3; ++k) D[7 * k] = mass;

@@ -148,7 +148,7 @@ public:
             if (node.joint < 0) ldu::divide<6, 1>(matrix(node.body), right(node.body), 6, 1);
             else with_free(node, [&](auto free) { reduce<decltype(free)::value>(node, x, violated); });
         }
-        const T inverse_h = 1.0 / problem.timestep();
+        const T &inverse_h = problem.inverse_timestep;
         for (auto node = nodes.rbegin(); node != nodes.rend(); ++node) {
             if (node->joint < 0) std::copy_n(right(node->body), 6, &motions[6 * node->body]);
             else with_free(*node, [&](auto free) { expand<decltype(free)::value>(*node, x, violated); });
