@@ -85,6 +85,11 @@ class Direct:
             self._ran = None
         return results
 
+    @property
+    def used(self) -> set[int] | None:
+        """Numbers of the arguments that the code reads; None before it has run, or where this cannot be told."""
+        return None if self._plan is None else {number for _, number in self._plan[2]} | {~k for k in self._plan[3] if k < 0}
+
     def __call__(self, *arguments: Tensor | None) -> Tensors:
         if self._plan is None:
             checked: Tensors = self._checked(*arguments)
