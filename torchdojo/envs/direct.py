@@ -68,7 +68,8 @@ class Direct:
             return code
 
         # The cache would bring back code that no one looked at. Asserting the sizes of each product of matrices takes 0.05 ms in a call.
-        with config.patch(enable_autograd_cache=False), inductor.patch(size_asserts=False):
+        # A value of more operations than six that several others need is computed once: the default of 30 would compute ELU thrice.
+        with config.patch(enable_autograd_cache=False), inductor.patch(size_asserts=False, realize_opcount_threshold=6):
             return compile_fx(graph, inputs, inner_compile=inner)
 
     def first(self, *arguments: Tensor | None) -> Tensors:

@@ -32,6 +32,7 @@ __all__ = ["Segment", "SegmentOutput"]
 STATE = len(EnvState._fields)
 DATA = STATE + 10  # arguments of `arrive`
 #: fields of `EnvState` through which a step depends on those before it; those of no entry are left out
+ENDS = ("terminated", "truncated", "final_obs", "time", "flagged")  # of `Transition`
 CARRIED = ("z", "q", "qd", "action", "impulses", "memory", "sensors")
 Policy = Callable[..., Tensor]  # (obs, noise) -> action, or obs -> action
 
@@ -108,6 +109,8 @@ class Segment:
         self.parameters = [tensor for tensor in given if tensor.requires_grad]
         self.compiled, fixed = bool(compiled), fixed and (not env.redraw or env.randomization.in_place)
         self.carried = [name for name in CARRIED if getattr(env.state, name).shape[-1]]
+        # The sum of rewards comes from all rewards at the end.
+        self.kept = [name for name, value in env.state._asdict().items() if name != "total" and value.shape[-1]]
         self.arrive, self.pull = (Direct(function, fixed=fixed) for function in self._functions())
         self.adjoint = None if on_adjoint is None else Direct(lambda direct, mapped: on_adjoint(direct + mapped), fixed=fixed)
         self.ratings, self.on_adjoint = Ratings(env), on_adjoint
@@ -175,7 +178,7 @@ class Segment:
         env, act, names = self.env, self.act, self.carried
 
         def arrive(*given: Tensor) -> tuple[Tensor, ...]:
-            """What follows the kernel: the fields of `EnvState` and `Transition`, and the next observation and action of the policy.
+            """What follows the kernel: fields of `EnvState` (`Segment.kept`), `ENDS`, and the next observation and action of the policy.
 
             given: the state before, then action, random numbers of the step, z, coordinates and rates, impulses, solution, status,
             iterations and substeps of the steps, and the policy's next noise or None.
@@ -184,9 +187,9 @@ class Segment:
             action, drawn, z, along, impulses, warm, status, iterations, substeps, noise = given[STATE:]
             out = StepOutput(z, impulses, status.amax(-1), iterations.sum(-1), warm, substeps.sum(-1))
             after, good = env._land(state, action, drawn, out, z, *along.chunk(2, -1))
-            new, *rest = env._proceed(state, drawn, out, after, good, None)
-            obs = new.obs.to(env.dtype)
-            return (*new, *rest, obs, act(obs, noise))
+            step = env._proceed(state, drawn, out, after, good, None)
+            obs, kept, ends = step.state.obs.to(env.dtype), (getattr(step.state, k) for k in self.kept), (getattr(step, k) for k in ENDS)
+            return (*kept, *ends, obs, act(obs, noise))
 
         def pull(*given: Tensor) -> tuple[Tensor, ...]:
             """Gradients by the action, by the fields of the state before (`Segment.carried`), and by (z, coordinates and rates, impulses).
@@ -202,9 +205,9 @@ class Segment:
             def outputs(*inputs: Tensor) -> tuple[Tensor, ...]:
                 taken, *own, z, along, impulses = inputs
                 before = EnvState(*data[:STATE])._replace(**dict(zip(names, own, strict=True)))
-                results = arrive(*before, taken, data[STATE + 1], z, along, impulses, *data[STATE + 5 :])
-                new, out = EnvState(*results[:STATE]), Transition(EnvState(*results[:STATE]), *results[STATE:-2])
-                return (out.final_obs, results[-2], results[-1], *[getattr(new, name) for name in names])
+                *results, obs, acted = arrive(*before, taken, data[STATE + 1], z, along, impulses, *data[STATE + 5 :])
+                new = dict(zip((*self.kept, *ENDS), results, strict=True))
+                return (new["final_obs"], obs, acted, *[new[name] for name in names])
 
             following = by_taken + by_action
             carried[0] = carried[0] + by_z
@@ -307,20 +310,25 @@ class Record:
         draws = env.draw(horizon)
         seen = [state.obs.to(env.dtype)]
         actions = [segment.act(seen[0], noises[0])]
-        arrivals, arrive = list[Sequence[Tensor]](), segment.arrive.first
-        for t in range(horizon):
+        arrivals, arrive, count = list[Sequence[Tensor]](), segment.arrive.first, len(segment.kept)
+        kicked = [True] * horizon if env.kicks is None else draws[..., 1:3].flatten(1).any(-1).tolist()
+        for t, drawn in enumerate(draws.unbind()):
             z, *step = tape.step(t, state.z, actions[t], state.warm)
-            z = env.disturb(z, draws[t])
-            self.arguments.append((*state, actions[t], draws[t], z, tape.coordinates(z), *step, noises[t + 1]))
+            # Most steps kick no environment. Code is compiled for contiguous states, as kicks leave them.
+            z = env.disturb(z, drawn) if kicked[t] else env.on_state(z.contiguous()) if env.on_state is not None else z.contiguous()
+            self.arguments.append((*state, actions[t], drawn, z, tape.coordinates(z), *step, noises[t + 1]))
             arrived = arrive(*self.arguments[-1])
             arrive = segment.arrive.__call__
-            state = EnvState(*arrived[:STATE])
-            arrivals.append(arrived[STATE:-2])
+            state = state._replace(**dict(zip(segment.kept, arrived, strict=False)))
+            arrivals.append(arrived[count:-2])
             seen.append(arrived[-2])
             actions.append(arrived[-1])
-        stacked = Transition(state, *(torch.stack(values) for values in zip(*arrivals, strict=True)))
+        ends = dict(zip(ENDS, (torch.stack(values) for values in zip(*arrivals, strict=True)), strict=True))
         self.rewards = segment.rated(self.arguments, wanted)
-        whole = finish(env, stacked, env.state.total.detach(), self.rewards.reward, self.rewards.terms)
+        reward, terms, _ = self.rewards
+        sums = {"iterations": tape.iterations.sum(-1), "substeps": tape.substeps.sum(-1)}
+        stacked = Transition(state=state, reward=reward, terms=terms, total=reward, **ends, **sums)
+        whole = finish(env, stacked, env.state.total.detach(), reward, terms)
         self.out: SegmentOutput | None = None
         if whole is None:  # the environment is as before
             env.generator.set_state(drawn_before)
