@@ -57,19 +57,23 @@ class Kicks:
         """Whether the joints allow the velocities of a state."""
         return float((mech.to_maximal(*mech.to_minimal(z)) - z).abs().max()) < MOVES
 
-    def draw(self, step: int, uniform: Tensor) -> Tensor:
-        """Velocities (B, 2) that a control step adds, zero but for the environments whose turn it is. uniform: (B,), from 0 to 1."""
-        phase = (torch.arange(len(uniform)) * self.every).div(len(uniform), rounding_mode="floor")
+    def draw(self, step: int | Tensor, uniform: Tensor) -> Tensor:
+        """Velocities (B, 2) that a control step adds, zero but for the environments whose turn it is. uniform: (B,), from 0 to 1.
+
+        Of several steps (H, 1) at once, with uniform (H, B): (H, B, 2).
+        """
+        count = uniform.shape[-1]
+        phase = (torch.arange(count) * self.every).div(count, rounding_mode="floor")
         if bool(self.axes.all()):
             angle = 2.0 * math.pi * uniform
             direction = torch.stack((angle.cos(), angle.sin()), -1)
         else:
-            direction = torch.where(uniform < 0.5, -1.0, 1.0)[:, None] * self.axes
-        return torch.where(((step + 1 + phase) % self.every == 0)[:, None], self.speed * direction, 0.0)
+            direction = torch.where(uniform < 0.5, -1.0, 1.0)[..., None] * self.axes
+        return torch.where(((step + 1 + phase) % self.every == 0)[..., None], self.speed * direction, 0.0)
 
     def apply(self, z: Tensor, velocity: Tensor) -> Tensor:
         """The state (B, 13 nb) with a velocity (B, 2) more of all bodies."""
-        return z + velocity @ self._push
+        return torch.addmm(z, velocity, self._push)
 
 
 @dataclass(frozen=True)

@@ -466,16 +466,24 @@ class Env:
         self.settle()
         if self.kicks is None and not self.sensors.draws:
             return self._index()[0] if steps is None else self._index(steps)
-        rows = [self._row(self._steps + t) for t in range(steps or 1)]
-        return rows[0] if steps is None else torch.stack(rows)
+        rows = self._rows(steps or 1)
+        return rows[0] if steps is None else rows
 
-    def _row(self, step: int) -> Tensor:
-        total, parts = self.shard[1] * self.num_envs, [self._index()[0].double()[:, None]]
+    def _rows(self, steps: int) -> Tensor:
+        """Random numbers of steps, (steps, B, n): the generator gives those of one step after those of another."""
+        total, draws, generator, double = self.shard[1] * self.num_envs, self.sensors.draws, self.generator, torch.float64
+        index = torch.empty(steps, total, dtype=torch.int64)
+        uniform, normal = torch.empty(steps, total, dtype=double), torch.empty(steps, total, draws, dtype=double)
+        for t in range(steps):
+            index[t].random_(self.num_starts, generator=generator)
+            if self.kicks is not None:
+                uniform[t].uniform_(generator=generator)
+            if draws:
+                normal[t].normal_(generator=generator)
+        parts = [index.double()[..., None]]
         if self.kicks is not None:
-            parts.append(self._own(self.kicks.draw(step, self.random(total, low=0.0))[None])[0])
-        if self.sensors.draws:
-            parts.append(self._own(self.normal(1, total, self.sensors.draws))[0])
-        return torch.cat(parts, -1)
+            parts.append(self.kicks.draw(self._steps + torch.arange(steps)[:, None], uniform))
+        return self._own(torch.cat((*parts, normal), -1)).contiguous()
 
     def settle(self) -> None:
         """Draw the parameters of environments whose episode ended, where `redraw` asks for it. `step`, `draw` and a `Segment` do."""

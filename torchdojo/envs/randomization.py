@@ -61,6 +61,11 @@ class Randomization:
             self.factors[name] = torch.where(where, new, self.factors[name])
         self._apply()
 
+    @property
+    def in_place(self) -> bool:
+        """Whether later draws write into the same tensors, without a check of what they write."""
+        return self._interval == set(self.nominal)
+
     def _whole_range_is_valid(self, parameter: str) -> bool:
         """Whether the module takes both ends of the range as they are, and so what lies between: then later draws are not checked."""
         path, _, field = parameter.rpartition(".")

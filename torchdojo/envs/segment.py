@@ -24,6 +24,7 @@ from torchdojo.envs.direct import Direct
 from torchdojo.envs.env import Env
 from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
 from torchdojo.envs.on_device import OnDevice
+from torchdojo.envs.rated import Rated
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.native.tape import Tape
 
@@ -32,6 +33,7 @@ __all__ = ["Segment", "SegmentOutput"]
 STATE = len(EnvState._fields)
 DATA = STATE + 10  # arguments of `arrive`
 #: fields of `EnvState` through which a step depends on those before it; those of no entry are left out
+ENDS = ("terminated", "truncated", "final_obs", "time", "flagged")  # of `Transition`
 CARRIED = ("z", "q", "qd", "action", "impulses", "memory", "sensors")
 Policy = Callable[..., Tensor]  # (obs, noise) -> action, or obs -> action
 
@@ -41,7 +43,8 @@ class SegmentOutput(NamedTuple):
 
     obs: (H, B, num_obs), on which the policy acted. action: (H, B, nu), without gradient.
     reward, terminated, truncated: (H, B). final_obs: (H, B, num_obs), after each step and before any reset.
-    info: as of `EnvStep`, stacked: "terms" {name: (H, B)}, "flagged", "episode_return" and "episode_length" (H, B).
+    info: as of `EnvStep`, stacked: "terms" {name: (H, B)}, "flagged", "episode_return" and "episode_length" (H, B); and "policy", a tuple
+        of what the policy returned besides its action, each (H, B, ...), differentiable by its parameters while observations stay.
     """
 
     obs: Tensor
@@ -69,7 +72,8 @@ class Segment:
     Args:
         env: the environment. It keeps its state, random numbers and statistics.
         policy: (obs (B, num_obs) of `env.dtype`, noise (B, n)) -> action (B, nu), or obs -> action where the segment is called without
-            noise. It acts on each row alone, and changes nothing: a running normalizer is updated between segments.
+            noise. It acts on each row alone, and changes nothing: a running normalizer is updated between segments. It may return a tuple,
+            the action and other tensors (B, ...), for losses of their own: `info["policy"]` has them.
         horizon: H where there is no noise.
         on_adjoint: what the backward of `env.on_state` does, as a function that can be compiled, which saves 0.3 ms per control step: the
             adjoint (B, 13 nb) -> (what goes on in its place, a report (B, k)). Step by step, `env.on_state` itself acts.
@@ -106,12 +110,15 @@ class Segment:
         given = policy.parameters() if parameters is None and isinstance(policy, nn.Module) else parameters or ()
         self.env, self.policy, self.horizon = env, policy, counted("horizon", horizon)
         self.parameters = [tensor for tensor in given if tensor.requires_grad]
-        self.compiled, fixed = bool(compiled), fixed and not env.redraw
+        self.compiled, fixed = bool(compiled), fixed and (not env.redraw or env.randomization.in_place)
         self.carried = [name for name in CARRIED if getattr(env.state, name).shape[-1]]
+        # The sum of rewards comes from all rewards at the end.
+        self.kept = [name for name, value in env.state._asdict().items() if name != "total" and value.shape[-1]]
         self.arrive, self.pull = (Direct(function, fixed=fixed) for function in self._functions())
         self.adjoint = None if on_adjoint is None else Direct(lambda direct, mapped: on_adjoint(direct + mapped), fixed=fixed)
-        self.again = torch.compile(self.act, fullgraph=True, dynamic=False) if self.compiled else self.act
         self.ratings, self.on_adjoint = Ratings(env), on_adjoint
+        self.rated = Rated(env, self.ratings, self.carried, self.horizon, fixed)
+        self._others: bool | None = None  # whether the policy returns more than actions; None: not known yet
         self.reports: Tensor | None = None
 
     def __call__(self, noise: Tensor | None = None) -> SegmentOutput:
@@ -131,13 +138,16 @@ class Segment:
         if not self.compiled:
             chained = self._chained(tape, noise)
             return self._step_by_step(horizon, noise) if chained is None else chained
-        record = Record(self, tape, noise)
-        if record.out is None:
+        wanted = torch.is_grad_enabled() and bool(self.parameters)
+        record = Record(self, tape, noise, wanted)
+        out = record.out
+        if out is None:
             return self._step_by_step(horizon, noise)
-        if torch.is_grad_enabled() and self.parameters:
-            obs, reward, final = Replay.apply(record, *self.parameters)
-            return record.out._replace(obs=obs, reward=reward, final_obs=final)
-        return record.out
+        if wanted:
+            actions, others = self._again(out.obs, noise)
+            obs, reward, final = Replay.apply(record, actions)
+            return out._replace(obs=obs, reward=reward, final_obs=final, info={**out.info, "policy": others})
+        return out
 
     def _tape(self, horizon: int) -> Tape | None:
         """The kernel's part, or None where it cannot take all steps."""
@@ -156,14 +166,22 @@ class Segment:
 
     def act(self, obs: Tensor, noise: Tensor | None) -> Tensor:
         """The policy's action as the environment takes it."""
-        return (self.policy(obs) if noise is None else self.policy(obs, noise)).to(torch.float64)
+        given = self.policy(obs) if noise is None else self.policy(obs, noise)
+        return (given[0] if isinstance(given, tuple) else given).to(torch.float64)
+
+    def _again(self, obs: Tensor, noise: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """Actions (H · B, nu) at observations (H, B, num_obs) of a segment, and what else the policy returns, (H, B, ...)."""
+        seen = obs.detach().flatten(0, 1)
+        given = self.policy(seen) if noise is None else self.policy(seen, noise.flatten(0, 1))
+        action, *others = given if isinstance(given, tuple) else (given,)
+        return action.to(torch.float64), tuple(other.unflatten(0, obs.shape[:2]) for other in others)
 
     def _functions(self) -> tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[Tensor, ...]]]:
         """The two functions of a control step, without its reward. Flat tuples of tensors go in and come out, as `Direct` needs them."""
         env, act, names = self.env, self.act, self.carried
 
         def arrive(*given: Tensor) -> tuple[Tensor, ...]:
-            """What follows the kernel: the fields of `EnvState` and `Transition`, and the next observation and action of the policy.
+            """What follows the kernel: fields of `EnvState` (`Segment.kept`), `ENDS`, and the next observation and action of the policy.
 
             given: the state before, then action, random numbers of the step, z, coordinates and rates, impulses, solution, status,
             iterations and substeps of the steps, and the policy's next noise or None.
@@ -172,25 +190,27 @@ class Segment:
             action, drawn, z, along, impulses, warm, status, iterations, substeps, noise = given[STATE:]
             out = StepOutput(z, impulses, status.amax(-1), iterations.sum(-1), warm, substeps.sum(-1))
             after, good = env._land(state, action, drawn, out, z, *along.chunk(2, -1))
-            new, *rest = env._proceed(state, drawn, out, after, good, None)
-            obs = new.obs.to(env.dtype)
-            return (*new, *rest, obs, act(obs, noise))
+            step = env._proceed(state, drawn, out, after, good, None)
+            obs, kept, ends = step.state.obs.to(env.dtype), (getattr(step.state, k) for k in self.kept), (getattr(step, k) for k in ENDS)
+            return (*kept, *ends, obs, act(obs, noise))
 
         def pull(*given: Tensor) -> tuple[Tensor, ...]:
             """Gradients by the action, by the fields of the state before (`Segment.carried`), and by (z, coordinates and rates, impulses).
 
-            given: those of `arrive`, then gradients by final observation and next observation, then those by action and state that this
-            function gave for the control step after, and the gradients by z and action through its kernel. The last result is the whole
-            gradient by the next action. Gradients of rewards come from `Record.by_rewards`.
+            given: those of `arrive`; gradients of the step's reward alone, by those of `leaves` that it depends on (`Rated.needed`);
+            gradients by final observation and next observation; those by action and state that this function gave for the control step
+            after; and the gradients by z and action through its kernel. The last result is the whole gradient by the next action.
             """
-            data, (by_final, by_obs, by_taken, *carried), (by_z, by_action) = given[:DATA], given[DATA:-2], given[-2:]
+            needed = self.rated.needed
+            data, rewards, given = given[:DATA], given[DATA : DATA + len(needed)], given[DATA + len(needed) :]
+            (by_final, by_obs, by_taken, *carried), (by_z, by_action) = given[:-2], given[-2:]
 
             def outputs(*inputs: Tensor) -> tuple[Tensor, ...]:
                 taken, *own, z, along, impulses = inputs
                 before = EnvState(*data[:STATE])._replace(**dict(zip(names, own, strict=True)))
-                results = arrive(*before, taken, data[STATE + 1], z, along, impulses, *data[STATE + 5 :])
-                new, out = EnvState(*results[:STATE]), Transition(EnvState(*results[:STATE]), *results[STATE:-2])
-                return (out.final_obs, results[-2], results[-1], *[getattr(new, name) for name in names])
+                *results, obs, acted = arrive(*before, taken, data[STATE + 1], z, along, impulses, *data[STATE + 5 :])
+                new = dict(zip((*self.kept, *ENDS), results, strict=True))
+                return (new["final_obs"], obs, acted, *[new[name] for name in names])
 
             following = by_taken + by_action
             carried[0] = carried[0] + by_z
@@ -198,7 +218,9 @@ class Segment:
             inputs = action, *[getattr(state, name) for name in names], z, along, impulses
             values, product = torch.func.vjp(outputs, *inputs)  # type: ignore[misc]  # its stub counts has_aux=True
             upstream = by_final, by_obs, following, *carried
-            grads = product(tuple(grad.to(value.dtype) for grad, value in zip(upstream, values, strict=True)))
+            grads = list(product(tuple(grad.to(value.dtype) for grad, value in zip(upstream, values, strict=True))))
+            for place, reward in zip(needed, rewards, strict=True):
+                grads[place] = grads[place] + reward
             return (*grads, following)
 
         return arrive, pull
@@ -233,7 +255,15 @@ class Segment:
             env.generator.set_state(drawn_before)
             return None
         env.keep(whole)
-        return self._output(torch.stack(seen), torch.stack(actions).detach(), whole)
+        return self._with_others(self._output(torch.stack(seen), torch.stack(actions).detach(), whole), noise)
+
+    def _with_others(self, out: SegmentOutput, noise: Tensor | None) -> SegmentOutput:
+        """Results with what the policy returns besides actions, where steps did not keep it."""
+        if self._others is False or not (self.parameters and torch.is_grad_enabled()):
+            return out
+        others = self._again(out.obs, noise)[1]
+        self._others = bool(others)
+        return out._replace(info={**out.info, "policy": others})
 
     def _bounded(self, grad: Tensor, t: int) -> Tensor:
         """What goes on in the place of an adjoint at step t; its report counts."""
@@ -248,7 +278,7 @@ class Segment:
         """Results from stacked steps."""
         env = self.env
         terms = dict(zip(env.term_names, steps.terms.unbind(-1), strict=True))
-        info = {"terms": terms, "flagged": steps.flagged, "episode_return": steps.total, "episode_length": steps.time}
+        info = {"terms": terms, "flagged": steps.flagged, "episode_return": steps.total, "episode_length": steps.time, "policy": ()}
         reward, final = steps.reward.to(env.dtype), steps.final_obs.to(env.dtype)
         return SegmentOutput(obs, action, reward, steps.terminated, steps.truncated, final, info)
 
@@ -264,15 +294,16 @@ class Segment:
         names = "flagged", "episode_return", "episode_length"
         info: dict[str, Any] = {name: torch.stack([step.info[name] for step in steps]) for name in names}
         info["terms"] = {name: torch.stack([step.info["terms"][name] for step in steps]) for name in env.term_names}
+        info["policy"] = ()
         results = {name: torch.stack([getattr(step, name) for step in steps]) for name in EnvStep._fields[1:5]}
-        return SegmentOutput(obs=torch.stack(seen), action=torch.stack(actions).detach(), info=info, **results)
+        return self._with_others(SegmentOutput(obs=torch.stack(seen), action=torch.stack(actions).detach(), info=info, **results), noise)
 
 
 class Record:
     """The forward pass of a segment, and what its backward pass needs."""
 
     @torch.no_grad()
-    def __init__(self, segment: Segment, tape: Tape, noise: Tensor | None) -> None:
+    def __init__(self, segment: Segment, tape: Tape, noise: Tensor | None, wanted: bool) -> None:
         env, horizon = segment.env, len(tape.z)
         self.segment, self.tape, self.noise, self.on_state = segment, tape, noise, env.on_state
         self.arguments: list[tuple[Any, ...]] = []
@@ -282,20 +313,25 @@ class Record:
         draws = env.draw(horizon)
         seen = [state.obs.to(env.dtype)]
         actions = [segment.act(seen[0], noises[0])]
-        arrivals, arrive = list[Sequence[Tensor]](), segment.arrive.first
-        for t in range(horizon):
+        arrivals, arrive, count = list[Sequence[Tensor]](), segment.arrive.first, len(segment.kept)
+        kicked = [True] * horizon if env.kicks is None else draws[..., 1:3].flatten(1).any(-1).tolist()
+        for t, drawn in enumerate(draws.unbind()):
             z, *step = tape.step(t, state.z, actions[t], state.warm)
-            z = env.disturb(z, draws[t])
-            self.arguments.append((*state, actions[t], draws[t], z, tape.coordinates(z), *step, noises[t + 1]))
+            # Most steps kick no environment. Code is compiled for contiguous states, as kicks leave them.
+            z = env.disturb(z, drawn) if kicked[t] else env.on_state(z.contiguous()) if env.on_state is not None else z.contiguous()
+            self.arguments.append((*state, actions[t], drawn, z, tape.coordinates(z), *step, noises[t + 1]))
             arrived = arrive(*self.arguments[-1])
             arrive = segment.arrive.__call__
-            state = EnvState(*arrived[:STATE])
-            arrivals.append(arrived[STATE:-2])
+            state = state._replace(**dict(zip(segment.kept, arrived, strict=False)))
+            arrivals.append(arrived[count:-2])
             seen.append(arrived[-2])
             actions.append(arrived[-1])
-        stacked = Transition(state, *(torch.stack(values) for values in zip(*arrivals, strict=True)))
-        self.rewarded = self._rate()
-        whole = finish(env, stacked, env.state.total.detach(), self.rewarded[1].detach(), self.rewarded[2])
+        ends = dict(zip(ENDS, (torch.stack(values) for values in zip(*arrivals, strict=True)), strict=True))
+        self.rewards = segment.rated(self.arguments, wanted)
+        reward, terms, _ = self.rewards
+        sums = {"iterations": tape.iterations.sum(-1), "substeps": tape.substeps.sum(-1)}
+        stacked = Transition(state=state, reward=reward, terms=terms, total=reward, **ends, **sums)
+        whole = finish(env, stacked, env.state.total.detach(), reward, terms)
         self.out: SegmentOutput | None = None
         if whole is None:  # the environment is as before
             env.generator.set_state(drawn_before)
@@ -304,52 +340,22 @@ class Record:
         self.flagged = whole.flagged
         self.out = segment._output(torch.stack(seen[:-1]), torch.stack(actions[:-1]), whole)
 
-    def _rate(self) -> tuple[list[Tensor], Tensor, Tensor]:
-        """Leaves with H · B rows, those by which `pull` differentiates; rewards (H, B) with a graph to them; and the rewards' parts."""
-        segment, env, names = self.segment, self.segment.env, EnvState._fields
-        idle = {*(names.index(name) for name in ("sensors", "obs", "warm", "total")), STATE + 5, DATA - 1}  # no reward reads these
-        none = self.arguments[0][0].new_empty(0)
-        columns = zip(*self.arguments, strict=True)
-        rows: list[Any] = [none.clone() if place in idle else torch.cat(values) for place, values in enumerate(columns)]
-        wanted = [STATE, *(names.index(name) for name in segment.carried), STATE + 2, STATE + 3, STATE + 4]
-        with torch.enable_grad():
-            for place in wanted:
-                rows[place] = rows[place].requires_grad_()
-            state = EnvState(*rows[:STATE])
-            action, drawn, z, along, impulses, warm, status, iterations, substeps, _ = rows[STATE:]
-            out = StepOutput(z, impulses, status.amax(-1), iterations.sum(-1), warm, substeps.sum(-1))
-            after, _ = env._land(state, action, drawn, out, z, *along.chunk(2, -1))
-            return [rows[place] for place in wanted], *segment.ratings(state.motion, after)
-
-    def by_rewards(self, grad_reward: Tensor) -> list[list[Tensor | None]]:
-        """For each step, gradients of its reward alone by what `pull` differentiates by; None: does not depend on it."""
-        leaves, reward, _ = self.rewarded
-        grad = torch.where(self.flagged, 0.0, grad_reward.to(reward.dtype))
-        if not reward.requires_grad:
-            return [[None] * len(leaves)] * len(reward)
-        grads = torch.autograd.grad(reward, leaves, grad, allow_unused=True)
-        parts: list[list[Tensor | None]] = [
-            [None] * len(reward) if each is None else list(each.unflatten(0, (len(reward), -1))) for each in grads
-        ]
-        return [list(step) for step in zip(*parts, strict=True)]
-
     def by_actions(self, grad_obs: Tensor, grad_reward: Tensor, grad_final: Tensor) -> Tensor:
         """The gradients (H, B, nu) by the actions, through the closed loop."""
         pull, tape, horizon = self.segment.pull.first, self.tape, len(self.tape.z)
-        grad_obs, grad_reward, grad_final = (grad.contiguous() for grad in (grad_obs, grad_reward, grad_final))
+        grad_obs, grad_final = grad_obs.contiguous(), grad_final.contiguous()
         state, action = EnvState(*self.arguments[-1][:STATE]), self.arguments[-1][STATE]
         # All arguments are tensors of their own: Dynamo would take those that are one tensor for one.
         like = action, *[getattr(state, name) for name in self.segment.carried]
         own, kernel = [torch.zeros_like(tensor) for tensor in like], (torch.zeros_like(state.z), torch.zeros_like(action))
-        next_obs = [*grad_obs[1:], torch.zeros_like(grad_obs[0])]
+        final, next_obs = grad_final.unbind(), [*grad_obs[1:], torch.zeros_like(grad_obs[0])]
         wanted = self.segment.env.observe_impulses
         by_actions, reports = list[Tensor](), list[Tensor]()
         adjoint: Any = None if self.segment.adjoint is None else self.segment.adjoint.first
-        rewards = self.by_rewards(grad_reward)
+        rewards = self.rewards.pull(torch.where(self.flagged, 0.0, grad_reward.double()))
         for t in reversed(range(horizon)):
-            *pulled, following = pull(*self.arguments[t], grad_final[t], next_obs[t], *own, *kernel)
+            *own, grad_z, grad_along, grad_impulses, following = pull(*self.arguments[t], *rewards[t], final[t], next_obs[t], *own, *kernel)
             pull = self.segment.pull.__call__
-            *own, grad_z, grad_along, grad_impulses = (a if b is None else a + b for a, b in zip(pulled, rewards[t], strict=True))
             by_actions.append(following)
             z = self.arguments[t][STATE + 2]
             mapped = tape.pull_coordinates(z, grad_along)
@@ -373,10 +379,10 @@ class Record:
 
 
 class Replay(torch.autograd.Function):
-    """(record, *parameters of the policy) -> observations, rewards and final observations."""
+    """(record, actions of the policy at its observations, (H · B, nu)) -> observations, rewards and final observations."""
 
     @staticmethod
-    def forward(ctx: Any, record: Record, *parameters: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(ctx: Any, record: Record, actions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         ctx.record = record
         out = record.out
         assert out is not None
@@ -384,12 +390,5 @@ class Replay(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        record: Record = ctx.record
-        segment, out = record.segment, record.out
-        assert out is not None
-        by_actions = record.by_actions(*grads).flatten(0, 1)
-        with torch.enable_grad():
-            noise = None if record.noise is None else record.noise.flatten(0, 1)
-            actions = segment.again(out.obs.flatten(0, 1), noise)
-            return None, *torch.autograd.grad(actions, segment.parameters, by_actions, allow_unused=True)
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, Tensor]:
+        return None, ctx.record.by_actions(*grads).flatten(0, 1)

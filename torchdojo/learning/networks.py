@@ -88,7 +88,12 @@ class Actor(nn.Module):
 
     def sample(self, obs: Tensor, noise: Tensor) -> Tensor:
         """An action with standard normal noise (B, num_actions), differentiable in all."""
-        return torch.tanh(self.mean(obs) + self.log_std.exp() * noise)
+        return self.sample_and_mean(obs, noise)[0]
+
+    def sample_and_mean(self, obs: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """The action of `sample`, and μ(obs)."""
+        mean = self.mean(obs)
+        return torch.tanh(mean + self.log_std.exp() * noise), mean
 
 
 class Mirrored(Protocol):

@@ -61,6 +61,7 @@ class Rollout:
     late: Tensor
     surprise: Tensor  # −log π(a)
     terms: Tensor  # means of the parts of the reward, in the order of `Env.term_names`
+    mean: Tensor | None  # of the policy before tanh, with a graph to its parameters alone
 
 
 class Shac(pl.LightningModule):
@@ -97,7 +98,7 @@ class Shac(pl.LightningModule):
         self._clock = time.process_time()
         self.segment = Segment(
             env,
-            self.actor.sample,
+            self.actor.sample_and_mean if s.saturation > 0 else self.actor.sample,
             s.horizon,
             on_adjoint=None if s.adjoint_clip is None else lambda grad: bounded(grad, self._bound),
             parameters=self.actor.parameters(),
@@ -208,7 +209,8 @@ class Shac(pl.LightningModule):
             density = 0.5 * noise.square() + self.actor.log_std + 0.5 * math.log(2 * math.pi)
             surprise = (density + (1.0 - action.square()).clamp_min(1e-6).log()).sum(-1)
         terms = torch.stack([part.mean() for part in out.info["terms"].values()]).to(kind)
-        return Rollout(out.obs.detach().to(kind), out.action, noise, rewards, final, out.terminated, out.truncated, surprise, terms)
+        mean = next(iter(out.info["policy"]), None)
+        return Rollout(out.obs.detach().to(kind), out.action, noise, rewards, final, out.terminated, out.truncated, surprise, terms, mean)
 
     def _scaled(self, segment: Rollout) -> Tensor:
         """Rewards of the critics' size, with the entropy's part, (H, B)."""
@@ -246,8 +248,8 @@ class Shac(pl.LightningModule):
         """Minus the mean of `_return`, and what keeps actions and entropy where the settings want them."""
         s = self.settings
         loss = -self._return(segment) / (s.horizon * s.num_envs * self._world)
-        if s.saturation > 0:
-            excess = (self.actor.mean(segment.obs).abs() - 1.0).clamp_min(0.0).square().sum(-1).mean()
+        if s.saturation > 0 and segment.mean is not None:
+            excess = (segment.mean.abs() - 1.0).clamp_min(0.0).square().sum(-1).mean()
             loss = loss + s.saturation * s.reward_scale * excess / self._world
         if s.target_entropy is not None:
             gap = segment.surprise.detach().mean() - s.target_entropy * self.env.num_actions

@@ -134,11 +134,12 @@ class Snapshot:
         self._same, self._any = kernel_library().td_same, kernel_library().td_any
         method = _requires_grad()
         self._question = None if method is None else (len(tensors), self._implementations.ctypes.data, method)
+        self._views = [t.detach().reshape(-1) for t in tensors]  # of the same numbers, as all are contiguous
         self._remember()
 
     def _remember(self) -> None:
         """Keep the numbers of now."""
-        self._copy = torch.cat([t.detach().reshape(-1) for t in self._tensors])
+        self._copy = torch.cat(self._views)
         arrays = self._implementations.ctypes.data, _data_address(), self._addresses.ctypes.data, self._sizes.ctypes.data
         self._arguments = len(self._tensors), *arrays, self._copy.data_ptr()
 
