@@ -236,6 +236,7 @@ def test_cartpole_learns_in_seconds(tmp_path):
         ({"settings": {"gamma": 1.5}}, "gamma: got 1.5; allowed: a number from 0 to 1"),
         ({"settings": {"adjoint_clip": -1.0}}, "adjoint_clip: got -1.0"),
         ({"settings": {"adaptive_horizon": [20, 30]}}, "adaptive_horizon"),
+        ({"settings": {"adaptive_horizon": [2, 90], "compile": True}}, "with compile: true"),
         ({"seeds": 3}, "there is no seeds; allowed: env"),
         ({"logger": "nowhere:Logger"}, "logger 'nowhere:Logger'"),
     ],

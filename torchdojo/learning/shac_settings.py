@@ -28,7 +28,8 @@ class ShacSettings:
     entropy: weight of the policy's entropy in the reward, before `reward_scale` (soft values as in SAPO). target_entropy: if given, the
         weight is learned so that the entropy per action tends to it.
     adaptive_horizon: shortest and longest horizon. It shrinks by one where more than `clip_target` of the adjoints are clipped, and grows
-        by one otherwise. AHAC (Georgiev et al. 2024) does so by the Jacobians of contact; here the adjoint itself decides.
+        by one otherwise. AHAC (Georgiev et al. 2024) does so by the Jacobians of contact; here the adjoint itself decides. With
+        `compile: false` alone.
     passes: of PPO over a segment after SHAC's step (`Refinement`), which tell of falls; 0: none. batches: parts of each pass.
         ratio_clip: ε of the ratio of probabilities. refine_lr: rate of Adam. bonus: weight of the entropy of actions before tanh.
         desired_kl: by how much the policy is to move in a segment, which falls linearly to `final_kl` of that. It sets `lr` and
@@ -92,3 +93,8 @@ class ShacSettings:
             raise ValueError(f"adjoint_clip: got {self.adjoint_clip!r}; allowed: a number above 0, auto, or null for none")
         if self.adaptive_horizon is not None and not 1 <= self.adaptive_horizon[0] <= self.horizon <= self.adaptive_horizon[1]:
             raise ValueError(f"adaptive_horizon: got {self.adaptive_horizon!r}; allowed: (shortest, longest) about horizon={self.horizon}")
+        if self.adaptive_horizon is not None and self.compile:
+            raise ValueError(
+                f"adaptive_horizon: got {self.adaptive_horizon!r} with compile: true, which compiles the critics' part anew for each horizon; "
+                "allowed: with compile: false"
+            )
