@@ -95,6 +95,6 @@ class ShacSettings:
             raise ValueError(f"adaptive_horizon: got {self.adaptive_horizon!r}; allowed: (shortest, longest) about horizon={self.horizon}")
         if self.adaptive_horizon is not None and self.compile:
             raise ValueError(
-                f"adaptive_horizon: got {self.adaptive_horizon!r} with compile: true, which compiles the critics' part anew for each horizon; "
+                f"adaptive_horizon: got {self.adaptive_horizon!r} with compile: true, which compiles anew for each horizon; "
                 "allowed: with compile: false"
             )
