@@ -115,8 +115,8 @@ class Skeleton:
             tree = set(mech.tree_joints)
             closing = [name for name, joint in joints.items() if name not in tree and joint.num_rows] + list(mech.couplings)
             raise ValueError(
-                f"Locomotion: got a robot with closed loops or coupled joints, of {', '.join(closing)}; allowed: trees of joints; where the "
-                f"robot stands without them, load the file with ignore={closing}"
+                f"Locomotion: got a robot with closed loops or coupled joints, of {', '.join(closing)}; allowed: trees of joints; where "
+                f"the robot stands without them, load the file with ignore={closing}"
             )
         places = mech.coordinate_places()
         driven = {name: cast(StandardJoint, j) for name, j in joints.items() if name in places and not isinstance(j, Floating)}
