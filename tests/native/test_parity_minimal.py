@@ -104,13 +104,14 @@ def test_random_trees(seed: int, bodies: int, contacts: int, roots: int, count: 
     check(mech, q, qd, u)
 
 
-def chain() -> td.Mechanism:
-    """A free body next to the ground, and joints with one, two and three rotations."""
+def chain(**law: float) -> td.Mechanism:
+    """A free body next to the ground, with a law of its contacts, and joints with one, two and three rotations."""
     joints: dict[str, td.StandardJoint] = {"trunk": td.Floating(None, "trunk", actuated=False)}
     joints["arm"] = random_joint("Orbital", "trunk", "arm", True, True)
     joints["hand"] = random_joint("Spherical", "arm", "hand", True, True)
     joints["tool"] = random_joint("PlanarAxis", "hand", "tool", True, True)
-    feet = {f"foot{i}": td.NonlinearContact("trunk", point=(0.1 * i, 0.0, 0.0), radius=0.1, friction=0.4, offset=-0.1) for i in range(2)}
+    foot: dict[str, Any] = dict(radius=0.1, friction=0.4, offset=-0.1, **law)
+    feet = {f"foot{i}": td.NonlinearContact("trunk", point=(0.1 * i, 0.0, 0.0), **foot) for i in range(2)}
     return td.Mechanism({name: random_body() for name in joints}, joints, feet, timestep=0.01, options=polished(1e-4))
 
 
@@ -206,3 +207,53 @@ def test_split_and_failed_steps() -> None:
         derivatives.append(torch.cat(mech.jacobians_minimal(q, qd, u), dim=-1))
     torch.testing.assert_close(derivatives[0], derivatives[1], rtol=0, atol=1e-9)  # each at its own solution
     assert not derivatives[0][3].any() and bool(derivatives[0][1].any())
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("name", ["half_cheetah", "quadruped"])
+def test_rows_do_not_depend_on_the_batch(name: str) -> None:
+    """Bit for bit: some environments have pressed contacts, whose rows are refined, others fly, and some are smoothed."""
+    mech = getattr(td.models, name)(timestep=0.01)
+    mech.options = td.SolverOptions(backend="native")
+    z = mech.rollout(td.models.initial_state(name, mech).expand(20, -1), steps=40).z[:, -1]
+    q, qd = mech.to_minimal(z)
+    q[::2, 1 if name == "half_cheetah" else 2] += 1.0  # height
+    u, kappa = torch.randn(20, mech.num_inputs), torch.where(torch.arange(20) % 3 == 0, 1e-2, mech.options.kappa)
+    wanted = None
+    for rows in (torch.arange(20), torch.arange(20).flip(0), torch.randperm(20), torch.arange(5), torch.arange(3, 20, 2)):
+        found = torch.cat(mech.jacobians_minimal(q[rows], qd[rows], u[rows], grad_kappa=kappa[rows]), dim=-1)
+        wanted = found if wanted is None else wanted
+        assert torch.equal(found, wanted[rows])
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("law", [dict(recovery_speed=0.4), dict(stiffness=3e3, damping=40.0)], ids=str)
+def test_contacts_that_overlap(law: dict[str, float]) -> None:
+    """The gap then depends on the current pose, too."""
+    mech = chain(**law)
+    q, qd, u = moving(mech, 9)
+    q[:, 2] -= 0.05
+    check(mech, q, 0.1 * qd, u)
+
+
+SERVO: dict[str, Any] = dict(servo_stiffness=10.0, servo_damping=0.5)
+ACTING = {
+    "springs and a servo": dict(SERVO, implicit=True),
+    "servo with a range": dict(SERVO, servo_range=(-15.0, 25.0)),
+    "limits, violated, of coordinates and speeds": dict(limits=(-0.3, 0.3), velocity_limits=1.2),
+    "friction and armature": dict(friction=0.5, armature=0.1),
+}
+
+
+# Joints with three free rotations have friction about axes of their own, and then another system.
+@pytest.mark.sanitize
+@pytest.mark.parametrize("kind", ["Prismatic", "Revolute", "Cylindrical", "Orbital", "PlanarOrbital"])
+@pytest.mark.parametrize("acting", ACTING)
+def test_impulses_of_one_kind(kind: str, acting: str) -> None:
+    """The second joint turns with a body, against which its dampers measure."""
+    given = ACTING[acting]
+    joints = {"first": random_joint(kind, None, "a", True, True, **given), "second": random_joint(kind, "a", "b", True, True, **given)}
+    options = polished(1e-4, depenetration_speed=0.5)
+    mech = td.Mechanism({"a": random_body(), "b": random_body()}, joints, timestep=0.02, options=options)
+    n = mech.num_coordinates
+    check(mech, 0.45 * torch.rand(3, n) - 0.1, 0.5 * torch.randn(3, n), 20 * torch.randn(3, mech.num_inputs))

@@ -438,11 +438,9 @@ class Env:
     def _begin(self, motion: Motion, obs: Tensor) -> EnvState:
         """Episodes that begin in these motions."""
         out = self.mech.step(motion.z, ctrl=motion.action)  # its solution is a good warm start; the state is not taken
-        failed = int((out.status != 0).sum())
-        if failed:
-            raise ValueError(
-                f"{type(self).__name__}: no step can be taken from {failed} of {len(obs)} starts; allowed: none in another body"
-            )
+        if failed := int((out.status != 0).sum()):
+            name = type(self).__name__
+            raise ValueError(f"{name}: no step can be taken from {failed} of {len(obs)} starts; allowed: none in another body")
         seen, carried = self.sensors.begin(obs, self.normal)
         return EnvState(motion.z, *motion[2:8], carried, seen, out.solution, motion.time, motion.z.new_zeros(len(obs)))
 
@@ -464,26 +462,21 @@ class Env:
         place, the velocity of a kick, and normal numbers, (B, n).
         """
         self.settle()
-        if self.kicks is None and not self.sensors.draws:
-            return self._index()[0] if steps is None else self._index(steps)
-        rows = self._rows(steps or 1)
-        return rows[0] if steps is None else rows
+        draw = self._index if self.kicks is None and not self.sensors.draws else self._rows
+        return draw(1)[0] if steps is None else draw(steps)
 
     def _rows(self, steps: int) -> Tensor:
         """Random numbers of steps, (steps, B, n): the generator gives those of one step after those of another."""
-        total, draws, generator, double = self.shard[1] * self.num_envs, self.sensors.draws, self.generator, torch.float64
-        index = torch.empty(steps, total, dtype=torch.int64)
-        uniform, normal = torch.empty(steps, total, dtype=double), torch.empty(steps, total, draws, dtype=double)
+        size, kicks, generator = (steps, self.shard[1] * self.num_envs), self.kicks, self.generator
+        index, uniform = torch.empty(size, dtype=torch.int64), torch.empty(size, dtype=torch.float64)
+        normal = torch.empty(*size, self.sensors.draws, dtype=torch.float64)
         for t in range(steps):
             index[t].random_(self.num_starts, generator=generator)
-            if self.kicks is not None:
+            if kicks is not None:
                 uniform[t].uniform_(generator=generator)
-            if draws:
-                normal[t].normal_(generator=generator)
-        parts = [index.double()[..., None]]
-        if self.kicks is not None:
-            parts.append(self.kicks.draw(self._steps + torch.arange(steps)[:, None], uniform))
-        return self._own(torch.cat((*parts, normal), -1)).contiguous()
+            normal[t].normal_(generator=generator)
+        kick = normal[..., :0] if kicks is None else kicks.draw(self._steps + torch.arange(steps)[:, None], uniform)
+        return self._own(torch.cat((index.double()[..., None], kick, normal), -1)).contiguous()
 
     def settle(self) -> None:
         """Draw the parameters of environments whose episode ended, where `redraw` asks for it. `step`, `draw` and a `Segment` do."""
@@ -502,6 +495,5 @@ class Env:
 
     def _fresh(self, index: Tensor) -> EnvState:
         """Starts from the pool."""
-        columns = self._pool.index_select(0, index).split(self._sizes, -1)
-        time = torch.zeros_like(index)
+        columns, time = self._pool.index_select(0, index).split(self._sizes, -1), torch.zeros_like(index)
         return EnvState(*[*columns, time, time.to(self._pool.dtype)])

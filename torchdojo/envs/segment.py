@@ -35,7 +35,7 @@ DATA = STATE + 10  # arguments of `arrive`
 #: fields of `EnvState` through which a step depends on those before it; those of no entry are left out
 ENDS = ("terminated", "truncated", "final_obs", "time", "flagged")  # of `Transition`
 CARRIED = ("z", "q", "qd", "action", "impulses", "memory", "sensors")
-Policy = Callable[..., Tensor]  # (obs, noise) -> action, or obs -> action
+Policy = Callable[..., Tensor | tuple[Tensor, ...]]  # (obs, noise) -> action, or obs -> action; and tensors besides
 
 
 class SegmentOutput(NamedTuple):
@@ -173,7 +173,7 @@ class Segment:
         """Actions (H · B, nu) at observations (H, B, num_obs) of a segment, and what else the policy returns, (H, B, ...)."""
         seen = obs.detach().flatten(0, 1)
         given = self.policy(seen) if noise is None else self.policy(seen, noise.flatten(0, 1))
-        action, *others = given if isinstance(given, tuple) else (given,)
+        action, others = (given[0], given[1:]) if isinstance(given, tuple) else (given, ())
         return action.to(torch.float64), tuple(other.unflatten(0, obs.shape[:2]) for other in others)
 
     def _functions(self) -> tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[Tensor, ...]]]:

@@ -144,8 +144,8 @@ def _outputs(problem: Problem, keep: Keep, batch: Sequence[int] | None = None) -
 def linearize(problem: Problem, result: Tensor, x: Tensor | None = None) -> Outputs:
     """Take one step, and write its Jacobian as `jacobian` does, in one call.
 
-    With q and qd in x (N, 2n), whose `states` are those of the problem, it is the Jacobian in minimal coordinates, (N, 2n, 2n + nu). Split steps
-    get zeros there.
+    With q and qd in x (N, 2n), whose `states` are those of the problem, it is the Jacobian in minimal coordinates, (N, 2n, 2n + nu). Split
+    steps get zeros there.
     """
     out = _outputs(problem, Keep.STEPS)
     x = None if x is None else x.contiguous()
