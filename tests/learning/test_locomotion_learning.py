@@ -115,7 +115,7 @@ def test_saturation_costs_what_it_says_and_pulls_means_back() -> None:
     for each in (module, other):
         with torch.no_grad():
             each.actor.body[-1].bias.fill_(1.5)  # type: ignore[operator, union-attr]
-    segment = module.rollout(4)
+    segment = other.rollout(4)  # that of an actor without a price has no means
     means = other.actor.mean(segment.obs)
     expected = 3.0 * other.settings.reward_scale * (means.abs() - 1).clamp_min(0).square().sum(-1).mean()
     gap = other._actor_loss(segment) - module._actor_loss(segment)
