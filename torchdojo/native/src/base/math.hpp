@@ -157,17 +157,24 @@ struct RotationVector {
     T curvature;
 };
 
+// θ per vector part of a unit quaternion (w, v), and the curvature, from w and |v|².
 template <class T>
-TD_INLINE RotationVector<T> rotation_vector(const Quat<T> &q) {
-    const T sign = select(q.w < T{}, broadcast<T>(-1.0), broadcast<T>(1.0)), cosine = sign * q.w;
-    const Vec3<T> u = sign * q.v;
-    const T squared = dot(u, u);
+TD_INLINE void turn_scale(const T &w, const T &squared, T &scale, T &curvature) {
+    const T sign = select(w < T{}, broadcast<T>(-1.0), broadcast<T>(1.0)), cosine = sign * w;
     const Mask<T> tiny = squared < broadcast<T>(1e-16), small = squared < broadcast<T>(1e-6);
     const T sine = root(select(tiny, broadcast<T>(1.0), squared)), angle = 2.0 * first_quadrant_angle(sine, cosine);
-    const T scale = select(tiny, 2.0 - (1.0 / 3.0) * squared, quotient(angle, sine));
+    const T size = select(tiny, 2.0 - (1.0 / 3.0) * squared, quotient(angle, sine));
     // The series is taken where 1 − (θ/2) cot(θ/2) would cancel; there θ² = 4 sin²(θ/2) to the order that counts.
-    const T curvature = select(small, 1.0 / 12.0 + (1.0 / 180.0) * squared, quotient(1.0 - 0.5 * scale * cosine, angle * angle));
-    return {scale * u, curvature};
+    curvature = select(small, 1.0 / 12.0 + (1.0 / 180.0) * squared, quotient(1.0 - 0.5 * size * cosine, angle * angle));
+    scale = sign * size;
+}
+template <class T>
+TD_INLINE RotationVector<T> rotation_vector(const Quat<T> &q) {
+    RotationVector<T> r;
+    T scale;
+    turn_scale(q.w, dot(q.v, q.v), scale, r.curvature);
+    r.theta = scale * q.v;
+    return r;
 }
 
 // J_r⁻ᵀ v = J_l⁻¹ v and J_l⁻ᵀ v = J_r⁻¹ v.

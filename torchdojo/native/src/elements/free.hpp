@@ -215,6 +215,35 @@ TD_INLINE RotationVector<T> turn_of_child(const Problem<T> &problem, const Joint
     return rotation_vector(child.increment * Quat<T>{parent.increment.w, -in_child});
 }
 
+// Impulses of cones along the free directions, which are added, and the residuals of their rows, at rates and coordinates.
+template <class T>
+void linearize_cones(Problem<T> &problem, const JointTable &joint, JointData<T> &data, FreeData<T> &free, const T *w) {
+    const T h = problem.timestep();
+    const int held = joint.held();
+    for (int e = 0; e < joint.extra; ++e) free.extra_impulse[e] = T{};
+    for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
+        const JointConeTable &cone = problem.mechanism.joint_cones[c];
+        const T *impulse = w + cone.impulse, *slack = w + cone.slack;
+        const T value = problem.parameters[cone.parameter];
+        T *row = &problem.residual[cone.impulse];
+        if (cone.is_pair()) {
+            const int q = cone.stride;
+            const T pushed = 0.5 * (impulse[0] - impulse[q]);
+            problem.each_row(cone, [&](int k, const T &weight) { data.impulse[k - held] += weight * pushed; });
+            row[0] = impulse[0] + impulse[q] - 2.0 * max(h * value, broadcast<T>(constant::least_height));
+            row[q] = problem.cone_rate(cone) - slack[0] + slack[q];
+            if (cone.kind == JointConeTable::drive) {
+                const DriveData<T> &drive = problem.joint_cones[c].drive;
+                row[q] += drive.compliance * pushed - drive.offset;
+            }
+        } else {
+            const int i = cone.row - held, extra = i - joint.free();
+            (extra < 0 ? data.impulse[i] : free.extra_impulse[extra]) += cone.sign() * impulse[0];
+            row[0] = cone_room(cone, problem.joint_cones[c], free, value) - slack[0];
+        }
+    }
+}
+
 // Impulses along the free directions and, if `derived`, their rows, without the condensed pairs.
 template <bool derived, class T, class Store>
 void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &data, const T *w, const Store &store_row) {
@@ -303,31 +332,9 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
             free->own_row[i] = axis.x * rows[0] + axis.y * rows[1] + axis.z * rows[2];
         }
     }
-    for (int e = 0; e < joint.extra; ++e) {
-        free->extra_impulse[e] = T{};
-        if constexpr (derived) store_row(held + joint.free() + e, Vec3<T>{}, Vec3<T>{}, Vec3<T>{});
-    }
-    for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
-        const JointConeTable &cone = problem.mechanism.joint_cones[c];
-        const T *impulse = w + cone.impulse, *slack = w + cone.slack;
-        const T value = problem.parameters[cone.parameter];
-        T *row = &problem.residual[cone.impulse];
-        if (cone.is_pair()) {
-            const int q = cone.stride;
-            const T pushed = 0.5 * (impulse[0] - impulse[q]);
-            problem.each_row(cone, [&](int k, const T &weight) { data.impulse[k - held] += weight * pushed; });
-            row[0] = impulse[0] + impulse[q] - 2.0 * max(h * value, broadcast<T>(constant::least_height));
-            row[q] = problem.cone_rate(cone) - slack[0] + slack[q];
-            if (cone.kind == JointConeTable::drive) {
-                const DriveData<T> &drive = problem.joint_cones[c].drive;
-                row[q] += drive.compliance * pushed - drive.offset;
-            }
-        } else {
-            const int i = cone.row - held, extra = i - joint.free();
-            (extra < 0 ? data.impulse[i] : free->extra_impulse[extra]) += cone.sign() * impulse[0];
-            row[0] = cone_room(cone, problem.joint_cones[c], *free, value) - slack[0];
-        }
-    }
+    if constexpr (derived)
+        for (int e = 0; e < joint.extra; ++e) store_row(held + joint.free() + e, Vec3<T>{}, Vec3<T>{}, Vec3<T>{});
+    if (free) linearize_cones(problem, joint, data, *free, w);
 }
 
 // Adds the condensed pairs, k ∂ċ⁺ and (γ/s) ∂c⁺, to the rows.

@@ -127,19 +127,26 @@ TD_INLINE RowGradient<T, T> turn_gradient(const Mat3<T> &offset, const Quat<T> &
 
 constexpr double full_turn = 6.28318530717958647692;
 
-// The angle about f of a relative orientation p, 2 atan2(f·v, w) in (−2π, 2π]. The signs of the bodies' quaternions decide between angles
+// The angle about f of a relative orientation p, 2 atan2(s, w) in (−2π, 2π], s = f·v. The signs of the bodies' quaternions decide between angles
 // one turn apart, so the angle is continuous as the bodies turn, to ±2π.
 template <class T>
-TD_INLINE T angle_about(const Quat<T> &p, const Vec3<T> &f) {
-    const T s = dot(f, p.v), half = first_quadrant_angle(abs(s), abs(p.w));
-    const T angle = 2.0 * select(p.w < T{}, 0.5 * full_turn - half, half);
+TD_INLINE T double_angle(const T &s, const T &w) {
+    const T half = first_quadrant_angle(abs(s), abs(w)), angle = 2.0 * select(w < T{}, 0.5 * full_turn - half, half);
     return select(s < T{}, -angle, angle);
+}
+template <class T>
+TD_INLINE T angle_about(const Quat<T> &p, const Vec3<T> &f) {
+    return double_angle(dot(f, p.v), p.w);
 }
 // Of the angles with the same quaternion, which are two turns apart, the one next to `near`, an angle of `angle_about`.
 template <class T>
-TD_INLINE T angle_near(const Quat<T> &p, const Vec3<T> &f, const T &near) {
-    const T angle = angle_about(p, f), away = near - angle, two = broadcast<T>(2.0 * full_turn);
+TD_INLINE T next_to(const T &angle, const T &near) {
+    const T away = near - angle, two = broadcast<T>(2.0 * full_turn);
     return angle + select(away > full_turn, two, select(away < -full_turn, -two, T{}));
+}
+template <class T>
+TD_INLINE T angle_near(const Quat<T> &p, const Vec3<T> &f, const T &near) {
+    return next_to(angle_about(p, f), near);
 }
 
 // Derivative of a rotational coordinate by a turn of the child about an axis of the joint frame.

@@ -12,7 +12,6 @@
 #pragma once
 
 #include "elements/contact.hpp"
-#include "elements/joint.hpp"
 
 namespace torchdojo {
 
@@ -21,8 +20,8 @@ struct SpatialBody {
     Vec3<T> r, r_next;  // center of mass from the origin, at the current and at the next pose
     Vec3<T> a;  // R a
     Mat3<T> inertia;  // in world axes
-    Mat3<T> back;  // of bodies with contacts: from the next to the current orientation
-    Vec3<T> omega;  // and R⁺ ω
+    Mat3<T> back;  // from the next to the current orientation
+    Vec3<T> omega;  // of bodies with contacts: R⁺ ω
 };
 
 // A contact with a half-space, by motions of its body.
@@ -44,7 +43,6 @@ TD_INLINE void body_matrix(const Problem<T> &problem, int i, const Vec3<T> &orig
     const BodyData<T> &body = problem.bodies[i];
     const T mass = inverse_h * problem.body_parameters(i)[parameter::mass], &c = body.increment.w;
     const Vec3<T> omega = body.pose.R * load3(w + 6 * i + 3), spin = own.inertia * omega, half = (0.5 * h) * spin;
-    own.a = (0.5 * h) * omega;
     own.r_next = body.next.x - origin;
     const Vec3<T> &a = own.a, &r = own.r, &next = own.r_next, first = mass * next, now = mass * r;
     const T zero{};
@@ -77,126 +75,6 @@ TD_INLINE void twist_of(const BodyData<T> &body, const SpatialBody<T> &own, cons
     const Vec3<T> phi = load3(motion + 3), turn = transposed_times(body.next.R, phi);
     store3(twist, inverse_h * (load3(motion) + cross(phi, own.r_next)));
     store3(twist + 3, inverse_h * (body.increment.w * turn + cross(body.increment.v, turn)));
-}
-
-// Two axes across u, which is not zero (Duff et al. 2017, "Building an orthonormal basis, revisited").
-template <class T>
-TD_INLINE void axes_across(const Vec3<T> &u, Vec3<T> &first, Vec3<T> &second) {
-    const Vec3<T> n = inverse_of(root(dot(u, u))) * u;
-    const T sign = select(n.z < T{}, broadcast<T>(-1.0), broadcast<T>(1.0)), a = -inverse_of(sign + n.z), b = n.x * n.y * a;
-    first = {1.0 + sign * n.x * n.x * a, sign * b, -sign * n.x}, second = {b, sign + n.y * n.y * a, -n.y};
-}
-
-// A joint at one configuration, with the motions that no held direction hinders.
-template <class T>
-struct JointFrame {
-    Mat3<T> R;  // of the joint frame
-    Vec3<T> anchor;  // of the child, from the origin
-    Vec3<T> held[3], duals[3];  // rotations that the held rows see, and their dual vectors
-
-    // `frame`, of the parent; p: relative orientation. Writes a motion of 6 numbers for each free direction, translations first.
-    TD_INLINE void set(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const Mat3<T> &frame, const Quat<T> &p,
-                       T *motions) {
-        const T *own = &problem.parameters[joint.parameters];
-        R = frame * data.offset;
-        for (int i = joint.held_t; i < 3; ++i, motions += 6)
-            store3(motions, R * load3(own + parameter::translations + 3 * i)), store3(motions + 3, Vec3<T>{});
-        const auto turn = [&](const Vec3<T> &z) { store3(motions, cross(anchor, z)), store3(motions + 3, z), motions += 6; };
-        Vec3<T>(&u)[3] = held;
-        for (int i = 0; i < joint.held_r; ++i) {
-            const Vec3<T> c = load3(own + parameter::rotations + 3 * i);
-            u[i] = R * (0.5 * (p.w * c + cross(p.v, c)));
-        }
-        if (joint.held_r == 0) {
-            const T one = broadcast<T>(1.0), zero{};
-            turn({one, zero, zero}), turn({zero, one, zero}), turn({zero, zero, one});
-        } else if (joint.held_r == 1) {
-            Vec3<T> first, second;
-            axes_across(u[0], first, second);
-            turn(first), turn(second);
-            duals[0] = inverse_of(dot(u[0], u[0])) * u[0];
-        } else if (joint.held_r == 2) {
-            const Vec3<T> z = cross(u[0], u[1]);
-            const T inverse = inverse_of(dot(z, z));
-            turn(z);
-            duals[0] = inverse * cross(u[1], z), duals[1] = inverse * cross(z, u[0]);
-        } else {
-            const Vec3<T> xy = cross(u[0], u[1]), yz = cross(u[1], u[2]), zx = cross(u[2], u[0]);
-            const T inverse = inverse_of(dot(u[2], xy));
-            duals[0] = inverse * yz, duals[1] = inverse * zx, duals[2] = inverse * xy;
-        }
-    }
-};
-
-// Rows of the free directions of a joint by motions of its bodies, in place of those by twists that linearize_free stores, with the condensed
-// pairs. `frame` is at the next configuration. Rates and coordinates are functions of the relative pose, so only the difference of the
-// motions counts, and Q J_r⁻¹(θ) f is the whole row of a component of a rotation vector θ. Dampers compare with the poses one step back: an
-// orientation there turns by −R δφ in the body frame of now, whatever the turn.
-template <class T>
-void motion_rows(Problem<T> &problem, const JointTable &joint, JointData<T> &data, const SpatialBody<T> *bodies, const JointFrame<T> &frame,
-                 TwistRow<T> *rows) {
-    const T &inverse_h = problem.inverse_timestep;
-    const T *damping = problem.damping(joint, data);
-    const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
-    const bool world = joint.parent == problem.mechanism.num_bodies;
-    const Vec3<T> child_next = bodies[joint.child].r_next, parent_next = world ? Vec3<T>{} : bodies[joint.parent].r_next;
-    FreeData<T> *free = joint.free_data < 0 ? nullptr : &problem.free[joint.free_data];
-    const auto relative_row = [](const Vec3<T> &linear, const Vec3<T> &angular) { return TwistRow<T>{linear, angular, -angular}; };
-    const bool mean_rate = joint.has_damper && !joint.has_vector();
-    BodyPose<T> parent_back, child_back;
-    if (mean_rate && joint.free_t()) {
-        parent_back = parent.one_step_back(), child_back = child.one_step_back();
-        data.before = problem.relative(joint, parent_back, child_back, data.offset_quaternion);
-    } else if (mean_rate) {
-        data.before.p = conjugate(parent.orientation_back() * data.offset_quaternion) * child.orientation_back();
-    }
-    for (int i = 0; i < joint.free(); ++i) {
-        bool translation;
-        const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
-        TwistRow<T> &row = rows[i];
-        row = TwistRow<T>{};
-        if (mean_rate && translation) {
-            const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
-            const auto g = translation_gradient(parent_back, child_back, data.offset, data.before, anchor, f);
-            row = damping[i] * TwistRow<T>{g.x_child, child.pose.R * g.phi_child + cross(child_next, g.x_child),
-                                           parent.pose.R * g.phi_parent - cross(parent_next, g.x_child)};
-        } else if (mean_rate) {
-            const Vec3<T> g = damping[i] * right_jacobian_inverse(data.turn, f);
-            row.child = child.pose.R * g;
-            if (!world) row.parent = -(parent.pose.R * (data.offset * rotate(data.before.p, g)));
-        } else if (joint.has_damper) {
-            const JointWrench<T> wrench = joint_wrench(problem, joint, data, translation, f);
-            const auto turn = [](const BodyData<T> &body, const Vec3<T> &torque) {
-                return body.next.R * (body.increment.w * torque - cross(body.increment.v, torque));
-            };
-            row = damping[i] * TwistRow<T>{wrench.force, turn(child, wrench.on_child) + cross(child_next, wrench.force),
-                                           world ? Vec3<T>{} : turn(parent, wrench.on_parent) - cross(parent_next, wrench.force)};
-        }
-        if (!free) continue;
-        if (translation) {
-            const Vec3<T> along = frame.R * f;
-            free->coordinate_row[i] = relative_row(along, cross(frame.anchor, along));
-            free->rate_row[i] = inverse_h * free->coordinate_row[i];
-        } else {
-            free->rate_row[i] = relative_row(Vec3<T>{}, frame.R * (inverse_h * right_jacobian_inverse(free->turn, f)));
-            if (joint.limited_r)
-                free->coordinate_row[i] = relative_row(Vec3<T>{}, frame.R * angle_by_turn(joint, data.next.p, free->next, f));
-        }
-        if (joint.armature >= 0) row = row + problem.parameters[joint.armature + i] * free->rate_row[i];
-    }
-    for (int e = 0; e < joint.extra; ++e) rows[joint.free() + e] = TwistRow<T>{};
-    if (!free) return;
-    if (joint.has_rate_cones && joint.free_r() == 3)
-        for (int i = 0; i < 3; ++i) {
-            const Vec3<T> &axis = free->own_axis[i];
-            const TwistRow<T> *rates = free->rate_row + joint.free_t();
-            free->own_row[i] = axis.x * rates[0] + axis.y * rates[1] + axis.z * rates[2];
-        }
-    for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
-        const JointConeTable &cone = problem.mechanism.joint_cones[c];
-        const TwistRow<T> own = problem.joint_cones[c].stiffness * problem.cone_row(cone);
-        problem.each_row(cone, [&](int at, const T &weight) { rows[at - joint.held()] = rows[at - joint.held()] + weight * own; });
-    }
 }
 
 // A contact with a half-space (HalfSpace): its residuals, its force and moment about the center of mass, which it adds to `pressed`, and,

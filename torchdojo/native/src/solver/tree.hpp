@@ -14,7 +14,7 @@
 // tree is the center of mass of its root.
 #pragma once
 
-#include "elements/spatial.hpp"
+#include "elements/spatial_joint.hpp"
 
 namespace torchdojo {
 
@@ -44,8 +44,8 @@ public:
     }
 
     explicit Tree(const MechanismTable &m)
-        : usable(fits(m)), mechanism(m), bodies(m.num_bodies), matrices(36 * m.num_bodies), wrenches(6 * m.num_bodies), motions(wrenches),
-          reactions(wrenches), pressed(wrenches), contacts(m.num_contacts) {
+        : usable(fits(m)), mechanism(m), bodies(m.num_bodies), joints(m.num_joints), matrices(36 * m.num_bodies),
+          wrenches(6 * m.num_bodies), motions(wrenches), reactions(wrenches), pressed(wrenches), contacts(m.num_contacts) {
         if (!usable) return;
         for (const ContactTable &contact : m.contacts)
             if (std::find(touched.begin(), touched.end(), contact.body) == touched.end()) touched.push_back(contact.body);
@@ -83,6 +83,9 @@ public:
             } else {
                 problem.template linearize_body<false>(i, w);
             }
+            const BodyData<T> &body = problem.bodies[i];
+            bodies[i].a = body.pose.R * body.increment.v;
+            bodies[i].back = rotation_matrix(Quat<T>{body.increment.w, -bodies[i].a});
         }
         for (const int i : touched) bodies[i].omega = problem.bodies[i].next.R * load3(w + 6 * i + 3);
     }
@@ -94,10 +97,6 @@ public:
             for (const Node &node : nodes) body_matrix(problem, node.body, origin(problem, node), bodies[node.body], w, matrix(node.body));
         std::fill(reactions.begin(), reactions.end(), T{});
         std::fill(pressed.begin(), pressed.end(), T{});
-        for (const int i : touched) {
-            const BodyData<T> &body = problem.bodies[i];
-            bodies[i].back = rotation_matrix(Quat<T>{body.increment.w, -(body.pose.R * body.increment.v)});
-        }
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             touch<derived>(problem, contact, bodies[contact.body], w, contacts[c], &pressed[6 * contact.body], matrix(contact.body));
@@ -189,6 +188,7 @@ private:
     std::vector<Node> nodes;  // leaves first
     std::vector<int> node_of;  // per joint; −1: it holds nothing and nothing acts on it
     std::vector<SpatialBody<T>> bodies;
+    std::vector<SpatialJoint<T>> joints;
     std::vector<int> touched;  // bodies with contacts
     std::vector<T> matrices, wrenches, motions, reactions;
     std::vector<T> pressed;  // forces of contacts, and their moments about the center of mass at the next pose
@@ -252,7 +252,10 @@ private:
         const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
         JointFrame<T> frame;
         frame.anchor = bodies[node.body].r + child.pose.R * load3(p + parameter::child_anchor);
-        frame.set(problem, joint, data, parent.pose.R, data.now.p, node.n);
+        frame.R = parent.pose.R * data.offset;
+        frame.hold(p, joint, data.now.p);
+        frame.set(p, joint, node.n);
+        joints[node.joint].prepare(problem, joint, data, frame);
         store3(node.anchor, frame.anchor);
         for (int i = 0; i < joint.held_t; ++i) store3(node.axes + 3 * i, frame.R * load3(p + parameter::translations + 3 * i));
         for (int i = 0; i < joint.held_r; ++i) store3(node.turns + 3 * i, frame.held[i]), store3(node.duals + 3 * i, frame.duals[i]);
@@ -302,23 +305,22 @@ private:
     void linearize_joint(Problem<T> &problem, const Node &node, const T *w) {
         const JointTable &joint = mechanism.joints[node.joint];
         JointData<T> &data = problem.joints[node.joint];
-        JointEquations<T>::template linearize_rows<false>(problem, joint, data, w, nullptr);
-        if constexpr (!derived) return;
+        if (next_frames) JointEquations<T>::template linearize_rows<false>(problem, joint, data, w, nullptr);  // numbers for parameters
         JointFrame<T> frame;
-        const T *p = &problem.parameters[joint.parameters];
-        frame.anchor = bodies[node.body].r_next + problem.bodies[joint.child].next.R * load3(p + parameter::child_anchor);
-        frame.set(problem, joint, data, problem.bodies[joint.parent].next.R, data.next.p, node.N);
-        if (next_frames) next_frames[node.joint] = frame;
         TwistRow<T> rows[9];
-        motion_rows(problem, joint, data, bodies.data(), frame, rows);
+        joints[node.joint].template linearize<derived>(problem, joint, data, bodies.data(), node.turns,
+                                                       node.wrench + 6 * joint.free_t() + 3, w, next_frames, frame, rows);
+        if constexpr (!derived) return;
+        frame.set(&problem.parameters[joint.parameters], joint, node.N);
+        if (next_frames) next_frames[node.joint] = frame;
         for (int k = 0; k < node.rows; ++k) {
             store3(node.row + 6 * k, rows[k].linear), store3(node.row + 6 * k + 3, rows[k].child);
             if (node.two_sided) store3(node.drift + 6 * k, Vec3<T>{}), store3(node.drift + 6 * k + 3, rows[k].child + rows[k].parent);
         }
         Vec3<T> shift{}, turn{};
-        for (int i = 0; i < joint.held_t; ++i) shift = shift - problem.residual[joint.row + i] * load3(p + parameter::translations + 3 * i);
+        for (int i = 0; i < joint.held_t; ++i) shift = shift - problem.residual[joint.row + i] * joints[node.joint].slide[i];
         for (int i = 0; i < joint.held_r; ++i) turn = turn - problem.residual[joint.row + joint.held_t + i] * frame.duals[i];
-        store3(node.c, frame.R * shift + cross(frame.anchor, turn)), store3(node.c + 3, turn);
+        store3(node.c, problem.bodies[joint.parent].next.R * shift + cross(frame.anchor, turn)), store3(node.c + 3, turn);
     }
 
     template <int F>
