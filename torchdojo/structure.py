@@ -36,6 +36,7 @@ __all__ = ["BodyState", "Structure"]
 SINGULAR = {"bodies": "body", "joints": "joint", "contacts": "contact", "couplings": "coupling"}
 MOST_SHOWN = 32  # parts of a kind in the representation
 KINDS: dict[str, type[nn.Module]] = {"bodies": Body, "joints": Joint, "contacts": Contact, "couplings": JointCoupling}
+DERIVED = "layout", "_tree_joints", "_has_loops", "_num_coordinates", "_free_joints", "backends"  # of a mechanism, from its modules
 
 
 class BodyState(NamedTuple):
@@ -122,8 +123,7 @@ class Structure(PhysicalModule):
         """`_assemble`, with everything as before if it raises."""
         before = {kind: dict(getattr(self, kind).items()) for kind in KINDS}
         joints = {**before["joints"], **given.get("joints", {})}
-        names = ("layout", "_tree_joints", "_has_loops", "_num_coordinates", "_free_joints", "backends")
-        derived = {name: self.__dict__.get(name) for name in names}
+        derived = {name: self.__dict__.get(name) for name in DERIVED}
         rows = [(joint, joint.kept_rows) for joint in joints.values() if isinstance(joint, StandardJoint)]
         ends = [(coupling, coupling.joints) for coupling in [*before["couplings"].values(), *given.get("couplings", {}).values()]]
         try:
@@ -216,8 +216,8 @@ class Structure(PhysicalModule):
         """Compute what follows from the modules; `Mechanism` adds its backends."""
         self.layout = UnknownLayout(len(self.bodies), self.elements())
         self._tree_joints = minimal.tree_names(self.named_joints())
-        outside = (joint for name, joint in self.named_joints().items() if name not in self._tree_joints)
-        self._has_loops = any(joint.num_rows for joint in outside) or len(self.couplings) > 0
+        chords = (joint for name, joint in self.named_joints().items() if name not in self._tree_joints)
+        self._has_loops = len(self.couplings) > 0 or any(joint.num_rows for joint in chords)
         self._num_coordinates = sum(joint.num_coordinates for joint in minimal.tree_joints(self.named_joints()).values())
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
@@ -479,18 +479,16 @@ class Structure(PhysicalModule):
         self.check_tensor("q", q, self.num_coordinates, like)
         qd = torch.zeros_like(q) if qd is None else qd
         self.check_tensor("qd", qd, self.num_coordinates, like)
-        q, qd = torch.broadcast_tensors(q, qd)
-        return q, qd
+        return torch.broadcast_tensors(q, qd)
 
     @in_float64
     def retract(self, z: Tensor, delta: Tensor) -> Tensor:
         """Move a state along the tangent (..., 12 nb), per body [dx, dv, dphi, domega]. Quaternions keep their unit norm."""
         self.check_state(z)
         self.check_tensor("delta", delta, TANGENT_SIZE * self.num_bodies)
-        state = split_state(z)
+        (x, q), (v, omega) = split_state(z)
         dx, dv, dphi, domega = delta.unflatten(-1, (-1, TANGENT_SIZE)).split(3, dim=-1)
-        pose = Pose(state.pose.x + dx, quat.multiply(state.pose.q, quat.exp(dphi)))
-        return join_state(pose, Twist(state.twist.v + dv, state.twist.omega + domega))
+        return join_state(Pose(x + dx, quat.multiply(q, quat.exp(dphi))), Twist(v + dv, omega + domega))
 
     @in_float64
     def difference(self, z: Tensor, reference: Tensor) -> Tensor:

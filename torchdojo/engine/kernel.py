@@ -14,7 +14,7 @@ from torchdojo.engine.feedback import Law
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request, StepInputs
 from torchdojo.gradients.transforms import forward_mode
-from torchdojo.native import execution, maps, minimal, ops
+from torchdojo.native import execution, maps, minimal, ops, settled
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import Six
 from torchdojo.native.kernel import Keep, Outputs
@@ -138,7 +138,7 @@ class Kernel(Backend):
     def _minimal(self, given: StepInputs, out: Tensor | None) -> tuple[StepOutput, Tensor]:
         parameters = self.parameters
         if parameters.finite and differentiates(self.request):
-            solved = minimal.linearize_settled(self.program, self.request, parameters, given, out)
+            solved = settled.linearize_settled(self.program, self.request, parameters, given, out)
             if solved is not None:
                 return solved
         x, u, wrench, warm = self._data(given)
