@@ -22,7 +22,7 @@ __all__ = ["linearize_settled"]
 def linearize_settled(
     program: Program, request: Request, parameters: Parameters, given: StepInputs, out: Tensor | None
 ) -> tuple[StepOutput, Tensor] | None:
-    """`minimal.linearize` where each step has a solution and no part of its own: its results, and the Jacobian. None where some step has not.
+    """`minimal.linearize` where each step has a solution and no part of its own: results and Jacobian. None where some step has not.
 
     given.z are coordinates and rates (..., 2n). The packed parameters are finite, and `Step` differentiates the request.
     """
