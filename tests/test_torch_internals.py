@@ -29,6 +29,7 @@ INTERNALS = {
     "torch._dynamo.source": "its guard",
     "torch._C._dynamo.guards": "its guard",
     "torch._guards": "its guard",
+    "torch._dynamo.exc.TorchDynamoException": "rewards that do not compile, which stay as they are (envs/rated.py)",
     "torch._inductor.config": "segments that are compiled ahead (envs/direct.py)",
     "torch._inductor.compile_fx": "segments that are compiled ahead",
     "torch._functorch.config": "segments that are compiled ahead",
