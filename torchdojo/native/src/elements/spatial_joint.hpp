@@ -105,14 +105,14 @@ public:
         for (int i = 0; i < joint.held_r; ++i) residual[joint.held_t + i] = scalar * value[i] + 2.0 * dot(turn, load3(turns + 3 * i));
         if constexpr (derived) {
             frame.anchor = bodies[joint.child].r_next + lever;
-            if (whole || joint.free_t() || (joint.limited_r && joint.has_vector())) frame.R = parent.next.R * data.offset;
+            if (whole || joint.free_t() || joint.has_vector()) frame.R = parent.next.R * data.offset;
             for (int i = 0; i < joint.held_r; ++i) {
                 const Vec3<T> u = load3(turns + 3 * i);
                 frame.held[i] = ahead(scalar * u + cross(turn, u) - (0.5 * value[i]) * turn);
             }
         }
         if (derived && joint.has_vector() && !joint.limited_r)
-            for (int j = 0; j < joint.free_r(); ++j) frame.lines[j] = ahead(load3(axes + 6 * j));
+            for (int j = 0; j < joint.free_r(); ++j) frame.lines[j] = frame.R * load3(p + parameter::rotations + 3 * (joint.held_r + j));
         if (!joint.has_damper && !free) return;
 
         // The rotation vectors of both turns, which have one angle.
