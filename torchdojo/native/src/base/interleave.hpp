@@ -33,6 +33,18 @@ TD_INLINE void transpose(Pack (&r)[8]) {
 }
 #endif
 
+// One lane of to[k] becomes from[k], and back.
+template <class T>
+TD_INLINE void put_lane(T *to, int lane, const double *from, int count) {
+#pragma GCC unroll 8
+    for (int k = 0; k < count; ++k) set(to[k], lane, from[k]);
+}
+template <class T>
+TD_INLINE void take_lane(const T *from, int lane, double *to, int count) {
+#pragma GCC unroll 8
+    for (int k = 0; k < count; ++k) to[k] = get(from[k], lane);
+}
+
 // Lane j of to[k] becomes from[j][k].
 template <class T>
 inline void interleave(const double *const *from, size_t count, T *to) {

@@ -140,16 +140,29 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
         for (int i = 0; i < 3; ++i) free.own_axis[i] = relative.column(i);
     }
     if (joint.armature >= 0) {
-        // The rate of the armature in the step that led here, from the poses before.
-        const BodyPose<T> &parent = problem.bodies[joint.parent].incoming, &child = problem.bodies[joint.child].incoming;
-        free.incoming = problem.relative(joint, parent, child, data.offset_quaternion);
+        // The rate of the armature in the step that led here, from the turn or from the poses before.
+        const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+        const bool by_turns = problem.by_turns() && !joint.free_t();
         Vec3<T> change;
-        if (joint.free_t()) change = problem.displacement(joint, data, data.now) - problem.displacement(joint, data, free.incoming);
-        if (joint.free_r()) free.incoming_turn = rotation_vector(data.now.p * conjugate(free.incoming.p));
+        if (by_turns) {
+            const Quat<T> turn = child.arrival * conjugate(parent.arrival);
+            free.incoming_turn = rotation_vector(turn);
+        } else {
+            const auto before = [&](int body) {
+                const T *state = &problem.z[state_size * body];
+                const bool known = body == problem.mechanism.num_bodies || !problem.by_turns();
+                const BodyData<T> &own = problem.bodies[body];
+                return known ? own.incoming : pose_before(own.pose, h, load3(state + 3), load3(state + 10));
+            };
+            free.incoming = problem.relative(joint, before(joint.parent), before(joint.child), data.offset_quaternion);
+            if (joint.free_t()) change = problem.displacement(joint, data, data.now) - problem.displacement(joint, data, free.incoming);
+            if (joint.free_r()) free.incoming_turn = rotation_vector(data.now.p * conjugate(free.incoming.p));
+        }
         for (int i = 0; i < joint.free(); ++i) {
             bool translation;
             const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
-            free.incoming_rate[i] = problem.inverse_timestep * dot(f, translation ? change : free.incoming_turn.theta);
+            const Vec3<T> along = by_turns ? parent.pose.R * (data.offset * f) : f;
+            free.incoming_rate[i] = problem.inverse_timestep * dot(along, translation ? change : free.incoming_turn.theta);
         }
     }
     prepare_limits(problem, joint, data, free);

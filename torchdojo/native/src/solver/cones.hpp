@@ -173,7 +173,7 @@ struct Cones : ConeState<T> {
             if (!(w[impulse] > 0) || !(w[slack] > 0)) return false;
         for (const auto &[impulse, slack, c] : discs)
             for (const double *x : {w + impulse, w + slack})
-                if (!(x[0] > std::sqrt(x[1] * x[1] + x[2] * x[2]))) return false;
+                if (!(x[0] > 0 && x[0] * x[0] > x[1] * x[1] + x[2] * x[2])) return false;
         return true;
     }
 

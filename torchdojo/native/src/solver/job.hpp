@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "base/interleave.hpp"
 #include "solver/problem.hpp"
 
 namespace torchdojo {
@@ -42,7 +43,7 @@ inline int64_t iterations_left(const Options &options, const Job &job) {
 template <class T>
 void keep_solution(const Problem<T> &problem, const T *w, int lane, const Job &job) {
     const MechanismTable &m = problem.mechanism;
-    for (int k = 0; k < m.num_unknowns; ++k) job.w[k] = get(w[k], lane);
+    take_lane(w, lane, job.w, m.num_unknowns);
     for (int k = 0; k < m.num_impulses; ++k) job.impulses[k] = job.w[m.impulses[k]];
     for (int i = 0; i < m.num_bodies; ++i) {
         const BodyPose<T> &next = problem.bodies[i].next;

@@ -40,9 +40,12 @@ struct Problem {
         BodyData<T> &world = bodies[m.num_bodies];
         world = BodyData<T>{};
         world.pose = world.next = world.incoming = origin;
-        world.increment.w = broadcast<T>(1.0);
+        world.increment.w = world.arrival.w = broadcast<T>(1.0);
         has_armature = std::any_of(m.joints.begin(), m.joints.end(), [](const JointTable &joint) { return joint.armature >= 0; });
     }
+
+    // Whether trees take rates from turns of bodies, as a step does and a derivative does not.
+    bool by_turns() const { return solves && !columns; }
 
     TD_INLINE T timestep() const { return parameters[parameter::timestep]; }
     TD_INLINE const T *body_parameters(int i) const { return &parameters[parameter::bodies + parameter::body_size * i]; }
@@ -64,10 +67,11 @@ struct Problem {
             body.pose.q = {inverse * q.w, inverse * q.v};
             body.pose.R = rotation_matrix(body.pose.q);
             const Vec3<T> v = load3(state + 3), omega = load3(state + 10);
-            if (has_armature) body.incoming = pose_before(body.pose, h, v, omega);
+            if (has_armature && !by_turns()) body.incoming = pose_before(body.pose, h, v, omega);
             if (!solves) continue;
             const Vec3<T> spin = inertia * omega;
             const T scale = root(1.0 - 0.25 * h * h * dot(omega, omega));
+            if (has_armature) body.arrival = {scale, body.pose.R * ((0.5 * h) * omega)};
             body.linear = mass * v + h * (mass * gravity + load3(force));
             body.angular = scale * spin - (0.5 * h) * cross(omega, spin) + h * load3(force + 3);
             if (mechanism.num_joint_cones) body.inverse_inertia = symmetric_inverse(inertia);

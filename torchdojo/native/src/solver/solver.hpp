@@ -69,10 +69,9 @@ public:
         const MechanismTable &m = mechanism;
         bool fine = true;
         auto copy = [&](std::vector<T> &to, const double *from, int count) {
-            if (!from)
-                for (int k = 0; k < count; ++k) set(to[k], lane, 0.0);
-            else
-                for (int k = 0; k < count; ++k) fine &= std::isfinite(from[k]), set(to[k], lane, from[k]);
+            fine &= !from || all_finite(from, count);
+            if (from) put_lane(to.data(), lane, from, count);
+            for (int k = 0; !from && k < count; ++k) set(to[k], lane, 0.0);
         };
         copy(problem.z, job.z, state_size * m.num_bodies);
         copy(problem.u, job.u, m.num_inputs);
@@ -84,15 +83,15 @@ public:
         set(problem.parameters[parameter::timestep], lane, h);
         may_split[lane] = !options.warm_only && !options.interior && h > 1.5 * shortest;
         if (!fine) return invalid_input;
-        fastest[lane] = 0.0;
-        for (int i = 0; i < m.num_bodies; ++i) {
-            const double *s = job.z + state_size * i;
-            const double norm = std::sqrt(s[6] * s[6] + s[7] * s[7] + s[8] * s[8] + s[9] * s[9]);
-            if (!(std::fabs(norm - 1.0) <= constant::unit_tolerance)) return crooked_quaternion;
-            const double spin = std::sqrt(s[10] * s[10] + s[11] * s[11] + s[12] * s[12]);
-            if (!(constant::largest_sine * 2.0 > shortest * spin)) return invalid_input;
-            fastest[lane] = std::max(fastest[lane], 0.5 * h * spin);
+        double square = 0.0;  // of the fastest spin
+        constexpr double low = 1.0 - constant::unit_tolerance, high = 1.0 + constant::unit_tolerance;
+        for (const double *s = job.z, *end = s + state_size * m.num_bodies; s != end; s += state_size) {
+            const double norm = s[6] * s[6] + s[7] * s[7] + s[8] * s[8] + s[9] * s[9];
+            if (!(norm >= low * low && norm <= high * high)) return crooked_quaternion;
+            square = std::max(square, s[10] * s[10] + s[11] * s[11] + s[12] * s[12]);
         }
+        fastest[lane] = 0.5 * h * std::sqrt(square);
+        if (!(constant::largest_sine * h > shortest * fastest[lane])) return invalid_input;
         if (job.spent && iterations_left(options, job) <= 0) return max_iterations;
         return fastest[lane] > constant::largest_sine && may_split[lane] ? too_fast : success;
     }
@@ -155,7 +154,7 @@ private:
         stuck[lane] = false;
         if (!start || !interior(start)) return begin_lowered(lane, false);
         attempt[lane] = options.interior ? warm_interior : warm;
-        for (int k = 0; k < mechanism.num_unknowns; ++k) set(trial[k], lane, start[k]);
+        put_lane(trial.data(), lane, start, mechanism.num_unknowns);
         lift(lane, options.kappa);
     }
 
@@ -175,7 +174,7 @@ private:
         const double own = jobs[lane].rescue ? constant::rescue_level : constant::path_level;
         const double first = start_level(problem, lane, own, options.kappa);
         if (from_warm) {
-            for (int k = 0; k < mechanism.num_unknowns; ++k) set(trial[k], lane, jobs[lane].warm[k]);
+            put_lane(trial.data(), lane, jobs[lane].warm, mechanism.num_unknowns);
             lift(lane, first);
         } else {
             from_zero(lane, first), set(path_kappa, lane, first);
@@ -218,10 +217,7 @@ private:
     void from_zero(int lane, double first) {
         for (int k = 6 * mechanism.num_bodies; k < mechanism.num_unknowns; ++k) set(trial[k], lane, 0.0);
         for (int i = 0; i < mechanism.num_bodies; ++i)
-            for (int k = 0; k < 3; ++k) {
-                set(trial[6 * i + k], lane, get(problem.z[state_size * i + 3 + k], lane));
-                set(trial[6 * i + 3 + k], lane, get(problem.z[state_size * i + 10 + k], lane));
-            }
+            for (int k = 0; k < 6; ++k) set(trial[6 * i + k], lane, get(problem.z[state_size * i + (k < 3 ? 3 : 7) + k], lane));
         set_mask(restart, lane, true);
         set_mask(from_rest, lane, true);
         set(level, lane, first);
@@ -461,6 +457,9 @@ private:
     }
 
     void store_direction(const Mask<T> &mask) {
+        bool all = !any(cones.scaled);  // whether no lane needs an earlier direction
+        for (int lane = 0; lane < lanes<T>; ++lane) all &= phase[lane] <= finished || get_mask(mask, lane);
+        if (all) return direction.swap(cones.direction);
         for (int k = 0; k < mechanism.num_unknowns; ++k) direction[k] = select(mask, cones.direction[k], direction[k]);
     }
 
