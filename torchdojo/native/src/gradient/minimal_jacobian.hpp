@@ -1,4 +1,5 @@
-// The whole derivative of a step in minimal coordinates, (q, q̇, u) to (q⁺, q̇⁺), row by row through the transposed system.
+// The whole derivative of a step in minimal coordinates, (q, q̇, u) to (q⁺, q̇⁺), row by row through the transposed system. Trees have a
+// faster way (joint_jacobian.hpp), which does not cover smoothed and hard-limit derivatives, friction of balls and floating joints.
 //
 // q̇⁺ is a function of the poses at both ends of the step. The next pose moves with the current pose and with w. A row of the derivative
 // gives one right-hand side for the transposed system: its gradient by v⁺ and ω⁺, zero for impulses. Its gradient by the current poses is
