@@ -136,9 +136,9 @@ def test_on_path(kappa: float) -> None:
     assert float((once[:, p.system.second_order_index[:, 0, 0]] - height).abs().max()) < 1e-15
 
 
-def unknown(like: Tensor) -> tuple[Tensor, Tensor]:
+def unknown(like: Tensor) -> path_maps.Change:
     """The change since a Newton step before where there was none."""
-    return torch.full_like(like, torch.nan), torch.full_like(like, torch.nan)
+    return path_maps.Change(torch.full_like(like, torch.nan), torch.full_like(like, torch.nan))
 
 
 def friction_on_path(slack_tail: Tensor, kappa: float) -> tuple[Tensor, Tensor]:
@@ -169,7 +169,8 @@ def test_on_path_from_outside_the_disc() -> None:
     kappa, height, mass = torch.full((500,), 1e-12), torch.ones(500), torch.full((500,), 0.1)
     along, across = torch.nn.functional.normalize(torch.randn(500, 2), dim=-1), torch.randn(500, 2)
     impulse, slack = (1 + 3 * torch.rand(500, 1)) * along, across * 10 ** (2 * torch.rand(500, 1) - 1)
-    xi, eta = path_maps.disc_on_path(height, impulse, slack, kappa, mass, unknown(impulse))
+    whole = (torch.nn.functional.pad(x, (1, 0), value=1.0) for x in (impulse, slack))
+    xi, eta = path_maps.disc_on_path(height, *whole, kappa, mass, unknown(impulse))
     slip, before = torch.linalg.vector_norm(eta[:, 1:], dim=-1), torch.linalg.vector_norm(slack, dim=-1)
     needed = (torch.linalg.vector_norm(impulse, dim=-1) - 1) / before
     free = needed < path_maps.RETURN_WEIGHT * mass
@@ -209,7 +210,7 @@ def test_known_mobility_leads_to_the_solution_at_once() -> None:
     points = torch.tensor((0.3, 0.1))[:, None] * torch.ones(2, 200)
     slacks = free + mobility * points
     mass = 0.5 / mobility * 0.01  # the nominal weight, m/3h, is a sixth of the true one
-    change = points[1] - points[0], slacks[1] - slacks[0]
+    change = path_maps.Change(points[1] - points[0], slacks[1] - slacks[0])
     gamma = path_maps.normal_on_path(points[1], slacks[1], kappa, mass, torch.tensor(0.01), change)
     exact = (-free + torch.sqrt(free * free + 4 * mobility * kappa)) / (2 * mobility)
     assert float((gamma / exact - 1).abs().max()) < 1e-9

@@ -40,7 +40,7 @@ class ImpactContact(Contact):
     def on_path(
         self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
     ) -> tuple[Tensor, Tensor]:
-        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep, _part(change, 0))
+        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep, change.part(0))
         return gamma[..., None], (kappa / gamma)[..., None]
 
     def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:
@@ -155,17 +155,20 @@ class NonlinearContact(FrictionalContact):
     def on_path(
         self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
     ) -> tuple[Tensor, Tensor]:
-        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep, _part(change, 0))
+        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep, change.part(0))
         pairs = [(gamma[..., None], (kappa / gamma)[..., None])]
         if self.cones.orthant > 1:
             spin = _part((impulse, slack), slice(1, 4))
-            pairs.append(pyramid_on_path(self.torsional_friction * gamma, *spin, kappa, mass[..., 1], _part(change, slice(1, 4))))
+            pairs.append(pyramid_on_path(self.torsional_friction * gamma, *spin, kappa, mass[..., 1], change.part(slice(1, 4))))
         tail = slice(self.cones.orthant + 1, self.cones.orthant + 3)
-        pairs.append(disc_on_path(self.friction * gamma, *_part((impulse, slack), tail), kappa, mass[..., 0], _part(change, tail)))
+        whole = slice(self.cones.orthant, self.cones.orthant + 3)
+        pairs.append(disc_on_path(self.friction * gamma, *_part((impulse, slack), whole), kappa, mass[..., 0], change.part(tail)))
         if self.cones.second_order > 1:
             tail = slice(-2, None)
             pairs.append(
-                disc_on_path(self.rolling_friction * gamma, *_part((impulse, slack), tail), kappa, mass[..., 1], _part(change, tail))
+                disc_on_path(
+                    self.rolling_friction * gamma, *_part((impulse, slack), slice(-3, None)), kappa, mass[..., 1], change.part(tail)
+                )
             )
         return _join(pairs)
 
@@ -242,9 +245,9 @@ class LinearContact(FrictionalContact):
     def on_path(
         self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change
     ) -> tuple[Tensor, Tensor]:
-        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep, _part(change, 0))
+        gamma = normal_on_path(impulse[..., 0], slack[..., 0], kappa, mass[..., 0], timestep, change.part(0))
         facets = slice(1, None)
-        pyramid = pyramid_on_path(self.friction * gamma, *_part((impulse, slack), facets), kappa, mass[..., 0], _part(change, facets))
+        pyramid = pyramid_on_path(self.friction * gamma, *_part((impulse, slack), facets), kappa, mass[..., 0], change.part(facets))
         return _join([(gamma[..., None], (kappa / gamma)[..., None]), pyramid])
 
     def at_limit(self, impulse: Tensor, slack: Tensor, mass: Tensor, timestep: Tensor, compliance: float) -> tuple[Tensor, Tensor]:

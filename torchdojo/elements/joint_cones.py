@@ -238,7 +238,7 @@ class JointFriction(JointElement):
         # With λ = b x the slacks of the path are a rate of −2κx/(b(1 − x²)): t = λ − mass ċ⁺ gives x + ε x/(1 − x²) = t/b.
         (p, q), (slack_p, slack_q) = impulse.tensor_split(2, -1), slack.tensor_split(2, -1)
         b, kappa = self.bound_impulse(timestep[..., None]), kappa[..., None]
-        (dp, dq), (dslack_p, dslack_q) = (part.tensor_split(2, -1) for part in change)
+        (dp, dq), (dslack_p, dslack_q) = (part.tensor_split(2, -1) for part in change[:2])
         mass = weight_of(mass, (0.5 * (dp - dq))[..., None], (dslack_p - dslack_q)[..., None])
         t = 0.5 * (p - q) - mass * (slack_p - slack_q)
         impulse = _pair(b, disc_gap(t.abs() / b, 2 * kappa / b * mass / b), t >= 0)

@@ -7,6 +7,8 @@ and slacks since the previous Newton step, NaN in the first one.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -16,14 +18,28 @@ __all__ = ["disc_gap", "disc_on_path", "normal_on_path", "orthant_on_path", "pyr
 # quadrupeds, ants and humanoids within a factor of 3 of the best.
 IMPULSE_WEIGHT = 1 / 3
 MOST_WEIGHT, OTHER_WEIGHT = 50.0, 4.0  # in `weight_of`, relative to the nominal weight
+# Of slips whose product Newton's point misses by more than OFF_PATH κ, in the first iterations. Impulses that only squeeze a foot against
+# itself meet no mobility: with 50 they double in every iteration until they are right. Atlas takes 6.75 iterations per step in place of
+# 8.61. Without a last iteration, 4 % of its attempts from a warm start fail in place of 1.8, with 8 iterations 1.6.
+SQUEEZING_WEIGHT, OFF_PATH, SQUEEZING_ITERATIONS = 1e6, 0.05, 8
 RETURN_WEIGHT = 20.0  # in `disc_on_path`, relative to the mass
 PYRAMID_STEPS = 6
 LEAST_HEIGHT = 1e-12  # of a friction cone [N·s]: a frictionless contact needs an interior, too
 
-Change = tuple[Tensor, Tensor]  # changes of impulses and of slacks since the previous point, in their shapes
+
+class Change(NamedTuple):
+    """Changes of impulses and of slacks since the previous Newton point, in their shapes; whether this is one of the first iterations."""
+
+    impulse: Tensor
+    slack: Tensor
+    early: bool = True
+
+    def part(self, place: int | slice) -> Change:
+        """Those of some components."""
+        return Change(self.impulse[..., place], self.slack[..., place], self.early)
 
 
-def weight_of(nominal: Tensor, impulse: Tensor, slack: Tensor) -> Tensor:
+def weight_of(nominal: Tensor, impulse: Tensor, slack: Tensor, most: float | Tensor = MOST_WEIGHT) -> Tensor:
     """Weight of a slack (a gap, a slip), (...,), from two points of Newton's method: the impulse that the slack stands for in a map.
 
     Both points satisfy the linearized equations of motion. Where only this contact changes, slack = s₀ + G impulse with its mobility G.
@@ -31,14 +47,14 @@ def weight_of(nominal: Tensor, impulse: Tensor, slack: Tensor) -> Tensor:
     point to the next shows G along the way that matters, as a secant (Barzilai and Borwein 1988): Δimpulse·Δslack / |Δslack|².
 
     Most bodies that others hold are heavier than `nominal`, and smaller weights do not help. Where several contacts hold a body G is nearly
-    singular. So the secant counts between once and MOST_WEIGHT times `nominal`. A negative secant says that others moved the contact;
+    singular. So the secant counts between once and `most` times `nominal`. A negative secant says that others moved the contact;
     OTHER_WEIGHT is then better than 1 or 10. With secants the humanoid takes 5.84 iterations per step in place of 6.36.
 
     Args:
         nominal: (...,). impulse, slack: (..., k) changes since the previous point; slacks that are NaN give `nominal`.
     """
     product, square = (impulse * slack).sum(-1), (slack * slack).sum(-1)
-    secant = torch.minimum(torch.maximum(product / square, nominal), MOST_WEIGHT * nominal)
+    secant = torch.minimum(torch.maximum(product / square, nominal), most * nominal)
     return torch.where(square.isnan(), nominal, torch.where(product > 0, secant, OTHER_WEIGHT * nominal))
 
 
@@ -52,20 +68,25 @@ def orthant_on_path(gamma: Tensor, slack: Tensor, kappa: Tensor, nominal: Tensor
 
     a: the weight of the slack, with the value `nominal` if nothing else is known (`weight_of`).
     """
-    weight = weight_of(nominal, change[0][..., None], change[1][..., None])
+    weight = weight_of(nominal, change.impulse[..., None], change.slack[..., None])
     c, level = gamma - weight * slack, kappa * weight
     root = torch.sqrt(c * c + 4 * level)
     return torch.where(c > 0, 0.5 * (c + root), 2 * level / (root - c))
 
 
 def disc_on_path(height: Tensor, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, change: Change) -> tuple[Tensor, Tensor]:
-    """ξ and η (..., 3) of a second-order cone with ξ₁ = `height` (...,), from their last two components (..., 2).
+    """ξ and η (..., 3) of a second-order cone with ξ₁ = `height` (...,), from values (..., 3) off the path.
+
+    `change` has those of the last two components, (..., 2).
 
     From a distance e outside the disc the impulse comes back, and the slip grows by e over the weight. With a small weight that is many
     times the slip of Newton's point, and takes several iterations to undo. So the weight is at least e/|slip|, up to RETURN_WEIGHT times
     `mass`. With this bound a chain of 100 driven balls takes 7.08 iterations per step in place of 7.33.
     """
-    height, nominal, mass = height.clamp_min(LEAST_HEIGHT), mass, weight_of(mass, *change)
+    off_path = ((impulse * slack).sum(-1) - kappa).abs() > OFF_PATH * kappa
+    most = torch.where(off_path, SQUEEZING_WEIGHT if change.early else MOST_WEIGHT, MOST_WEIGHT)
+    height, nominal, mass = height.clamp_min(LEAST_HEIGHT), mass, weight_of(mass, change.impulse, change.slack, most)
+    impulse, slack = impulse[..., 1:], slack[..., 1:]
     needed = (torch.linalg.vector_norm(impulse, dim=-1) - height) / torch.linalg.vector_norm(slack, dim=-1)
     needed = torch.minimum(needed, RETURN_WEIGHT * nominal)
     mass = torch.where(needed > mass, needed, mass)
@@ -107,7 +128,7 @@ def pyramid_on_path(height: Tensor, impulse: Tensor, slack: Tensor, kappa: Tenso
     steps, only rounding errors remain for n from 2 to 8, heights and impulses from 1e-4 to 10, κ from 1e-10 to 0.1, m from 0.01 to 10.
     """
     height = height.clamp_min(LEAST_HEIGHT)
-    mass = weight_of(mass, change[0][..., 1:], change[1][..., 1:] - change[0][..., :1])
+    mass = weight_of(mass, change.impulse[..., 1:], change.slack[..., 1:] - change.impulse[..., :1])
     kappa, m = torch.broadcast_tensors(kappa, height)[0], mass[..., None]
     d = impulse[..., 1:] - m * (slack[..., 1:] - impulse[..., :1])
     count = torch.arange(d.shape[-1] + 1, dtype=d.dtype, device=d.device)

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from torchdojo.dynamics import cones
 from torchdojo.dynamics.residual import StepProblem
+from torchdojo.elements.path_maps import SQUEEZING_ITERATIONS, Change
 from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.solver.solution import Solution, violations
@@ -54,11 +55,12 @@ DISTANT = 100.0  # a gap is wide from this many √(κ h/m) on: the impulse ther
 LINE_SEARCH_HALVINGS = 12  # largest number of halvings where a point cannot be evaluated
 
 
-def onto_path(problem: StepProblem, w: Tensor, kappa: Tensor, before: Tensor | None = None) -> Tensor | None:
+def onto_path(problem: StepProblem, w: Tensor, kappa: Tensor, before: Tensor | None = None, early: bool = True) -> Tensor | None:
     """A copy of w (N, n) with all cone variables moved onto the central path at `kappa` (N,); None if some element has no `on_path`.
 
-    `before` (N, n) is the last Newton point, and NaN in rows without one. Its secants tell the effective mass of bodies in joints. For
-    bodies without joints the mass itself does: with secants, thrown cubes take 2 % more iterations.
+    `before` (N, n) is the last Newton point, and NaN in rows without one. Its secants tell the effective mass of bodies in joints; `early`
+    says that it belongs to one of the first iterations. For bodies without joints the mass itself does: with secants, thrown cubes take 2 %
+    more iterations.
     """
     change = torch.full_like(w, torch.nan) if before is None else w - before
     system, w = problem.system, w.clone()
@@ -66,8 +68,8 @@ def onto_path(problem: StepProblem, w: Tensor, kappa: Tensor, before: Tensor | N
         if group.slack_index.shape[-1]:
             impulse, slack = w[:, group.impulse_index], w[:, group.slack_index]
             loose = system.free_bodies[group.body_index].all(-1)[:, None]
-            moved = change[:, group.impulse_index].masked_fill(loose, torch.nan), change[:, group.slack_index].masked_fill(loose, torch.nan)
-            pair = element.on_path(impulse, slack, kappa[:, None], mass, problem.timestep[:, None], moved)
+            jumped, slid = (change[:, index].masked_fill(loose, torch.nan) for index in (group.impulse_index, group.slack_index))
+            pair = element.on_path(impulse, slack, kappa[:, None], mass, problem.timestep[:, None], Change(jumped, slid, early))
             if pair is None:
                 return None
             w[:, group.impulse_index], w[:, group.slack_index] = pair
@@ -181,7 +183,7 @@ def newton_on_path(
         else:
             allowed = equality.clamp_min(residual_tol)
         halvings = PATH_HALVINGS if iteration < PATIENT_ITERATIONS else PATIENT_HALVINGS
-        here, r, newton = _move(problem, here, direction, newton, now, allowed, halvings, residual_tol)
+        here, r, newton = _move(problem, here, direction, newton, now, allowed, halvings, residual_tol, iteration < SQUEEZING_ITERATIONS)
     return Solution(w, status, iterations)
 
 
@@ -204,6 +206,7 @@ def _move(
     allowed: Tensor,
     most_halvings: int,
     residual_tol: float,
+    early: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """A point further on the path, its residual, and the Newton point from which it was put onto the path.
 
@@ -215,7 +218,7 @@ def _move(
     for halvings in range(LINE_SEARCH_HALVINGS):
         # An accepted alpha stays, and its trial is evaluated again. A part of a step tells no weights, so `before` is NaN for it.
         newton = w + alpha[:, None] * direction
-        moved = onto_path(problem, newton, kappa, torch.where(alpha[:, None] < 1, torch.nan, before))
+        moved = onto_path(problem, newton, kappa, torch.where(alpha[:, None] < 1, torch.nan, before), early)
         assert moved is not None  # the same elements have put the start onto the path
         trial, r = moved, problem.residual(moved)
         equality, complementarity, _ = violations(problem, r, kappa, residual_tol)

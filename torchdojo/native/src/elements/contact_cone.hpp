@@ -174,7 +174,13 @@ struct ContactCones {
             for (int k = 1; k < friction.friction_size(); ++k)
                 weight.add(change(before[impulse + k], w[impulse + k]), change(before[slack + k], w[slack + k]) - psi);
             const T nominal = c < mechanism.num_contacts ? mass(problem, contact) : couple_mass(problem, contact);
-            const T stiff = weight(nominal, heavier(contact));
+            T most = broadcast<T>(constant::most_weight);
+            if (!friction.is_pyramid()) {
+                const T off_path = abs(dot(load3(w + impulse), load3(w + slack)) - kappa);
+                most = select(select_mask(cones.early, off_path > constant::off_path * kappa, Mask<T>{}),
+                              broadcast<T>(constant::squeezing_weight), most);
+            }
+            const T stiff = weight(nominal, heavier(contact), most);
             if (friction.is_pyramid()) {
                 T values[2][1 + most_facets];
                 for (int k = 0; k < friction.friction_size(); ++k) {

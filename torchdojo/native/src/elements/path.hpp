@@ -39,7 +39,10 @@ struct PathWeight {
 
     TD_INLINE void add(const T &impulse, const T &slack) { product += impulse * slack, square += slack * slack; }
     TD_INLINE T operator()(const T &nominal, const Mask<T> &known) const {
-        const T secant = min(max(quotient(product, square), nominal), constant::most_weight * nominal);
+        return (*this)(nominal, known, broadcast<T>(constant::most_weight));
+    }
+    TD_INLINE T operator()(const T &nominal, const Mask<T> &known, const T &most) const {
+        const T secant = min(max(quotient(product, square), nominal), most * nominal);
         return select(known, select(product > T{}, secant, constant::other_weight * nominal), nominal);
     }
 };

@@ -18,6 +18,7 @@ struct ConeState {
     std::vector<Pair> pairs;  // limits and frictions of joints, gaps of contacts, and ψ and β of pyramids
     std::vector<Second> discs;
     std::vector<ConeScaling<T>> scaling;  // per friction, in the lanes of `scaled`
+    Mask<T> early{};                      // lanes in one of the first iterations of their attempt
     Mask<T> scaled{};                     // lanes whose products are linearized in scaled variables, the others plainly
     std::vector<T> right;                 // in the places of slacks: ρ of pairs, (p, q₂₃) of discs (see contact_cone.hpp)
     std::vector<T> direction;             // in the places of w

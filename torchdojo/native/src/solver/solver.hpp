@@ -235,6 +235,7 @@ private:
             set_mask(moved, lane, goes_on);
             if (goes_on && on_path(attempt[lane]) && mechanism.num_cones) set_mask(onto, lane, true);
             set_mask(known, lane, goes_on && iteration[lane] > 1 && !halvings[lane]);
+            set_mask(cones.early, lane, iteration[lane] <= constant::squeezing_iterations);
         }
         const T step = alpha;  // members would be read anew after every store
         const Mask<T> kept = accepted;
