@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from torchdojo.elements.bodies import Body
+from torchdojo.elements.contacts import FrictionalContact
 from torchdojo.elements.element import Element
+from torchdojo.elements.path_maps import BRACING_CONTACTS
 from torchdojo.elements.per_environment import bind_environments
 from torchdojo.parameters import bind, plain_class, stacked
 from torchdojo.state.layout import TWIST_SIZE
@@ -88,6 +90,9 @@ class System:
             if group.impulse_index.shape[-1] and (group.body_index.shape[1] > 1 or not keys[0].startswith("contacts.")):
                 self.free_bodies[group.body_index.flatten()] = False
         self.free_bodies[-1] = True
+        # Bodies that several contacts with friction hold against the world, whose impulses can squeeze them (elements/path_maps.py).
+        held = [e.body_names[0] for e in elements.values() if isinstance(e, FrictionalContact) and len(e.body_names) == 1]
+        self.braced_bodies = torch.tensor([held.count(name) >= BRACING_CONTACTS for name in self.body_names] + [False])
         self._set_cones()
 
     def _set_cones(self) -> None:
@@ -124,6 +129,7 @@ class System:
         clone.__dict__.update(self.__dict__)
         clone.groups = [group.to(device) for group in self.groups]
         clone.free_bodies = self.free_bodies.to(device)
+        clone.braced_bodies = self.braced_bodies.to(device)
         clone.orthant_index = self.orthant_index.to(device)
         clone.second_order_index = self.second_order_index.to(device)
         return clone

@@ -306,6 +306,7 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
         "squeezing_weight": path_maps.SQUEEZING_WEIGHT,
         "off_path": path_maps.OFF_PATH,
         "squeezing_iterations": path_maps.SQUEEZING_ITERATIONS,
+        "bracing_contacts": path_maps.BRACING_CONTACTS,
         "other_weight": path_maps.OTHER_WEIGHT,
         "return_weight": path_maps.RETURN_WEIGHT,
         "pyramid_steps": path_maps.PYRAMID_STEPS,

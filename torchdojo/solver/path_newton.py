@@ -68,8 +68,9 @@ def onto_path(problem: StepProblem, w: Tensor, kappa: Tensor, before: Tensor | N
         if group.slack_index.shape[-1]:
             impulse, slack = w[:, group.impulse_index], w[:, group.slack_index]
             loose = system.free_bodies[group.body_index].all(-1)[:, None]
+            squeezing = system.braced_bodies[group.body_index[:, 0]] if early and group.body_index.shape[1] == 1 else None
             jumped, slid = (change[:, index].masked_fill(loose, torch.nan) for index in (group.impulse_index, group.slack_index))
-            pair = element.on_path(impulse, slack, kappa[:, None], mass, problem.timestep[:, None], Change(jumped, slid, early))
+            pair = element.on_path(impulse, slack, kappa[:, None], mass, problem.timestep[:, None], Change(jumped, slid, squeezing))
             if pair is None:
                 return None
             w[:, group.impulse_index], w[:, group.slack_index] = pair

@@ -86,6 +86,7 @@ struct MechanismTable : rows::Head {
     std::vector<int32_t> impulses;  // positions in w of StepOutput.impulses
     std::vector<Fill> fill;  // blocks that are zero in the matrix and nonzero in its factors
     std::vector<char> is_free;  // per body: no joint holds it, limits it, rubs on it or is coupled
+    std::vector<char> is_braced;  // per friction: of a contact with the world, on a body that several such contacts hold
     Schedule schedule;
 
     MechanismTable(const int32_t *table, const int32_t *schedule_table) : schedule(schedule_table) {
@@ -118,7 +119,16 @@ struct MechanismTable : rows::Head {
             if (joint.held() || joint.num_cones) is_free[joint.child] = is_free[joint.parent] = 0;
         for (const CouplingTable &coupling : couplings)
             for (const int32_t body : coupling.body) is_free[body] = 0;
+        is_braced.assign(frictions.size(), 0);
+        for (int c = 0; c < num_contacts; ++c) {
+            const auto holds = [&](const ContactTable &contact) {
+                return contact.body == contacts[c].body && contact.friction_size() && touches_world(contact);
+            };
+            is_braced[c] = holds(contacts[c]) && std::count_if(contacts.begin(), contacts.end(), holds) >= constant::bracing_contacts;
+        }
     }
+
+    bool touches_world(const ContactTable &contact) const { return contact.pair < 0 || pairs[contact.pair].other == num_bodies; }
 
     bool has_pyramids() const {
         return std::any_of(frictions.begin(), frictions.end(), [](const ContactTable &friction) { return friction.is_pyramid(); });

@@ -175,7 +175,7 @@ struct ContactCones {
                 weight.add(change(before[impulse + k], w[impulse + k]), change(before[slack + k], w[slack + k]) - psi);
             const T nominal = c < mechanism.num_contacts ? mass(problem, contact) : couple_mass(problem, contact);
             T most = broadcast<T>(constant::most_weight);
-            if (!friction.is_pyramid()) {
+            if (mechanism.is_braced[c] && !friction.is_pyramid()) {
                 const T off_path = abs(dot(load3(w + impulse), load3(w + slack)) - kappa);
                 most = select(select_mask(cones.early, off_path > constant::off_path * kappa, Mask<T>{}),
                               broadcast<T>(constant::squeezing_weight), most);
