@@ -152,7 +152,7 @@ class Element(PhysicalModule):
             kappa: broadcastable to (..., E). mass: of `effective_mass`.
             timestep: h [s], broadcastable to (..., E).
             change: changes of impulses and slacks since the previous Newton step, in their shapes, NaN in the first one. They tell the
-                weight of a slack (`path_maps.weight_of`).
+                weight of a slack (`path_maps.weight_of`). Its third part says which contacts may squeeze their bodies.
         """
         return None
 
