@@ -36,7 +36,7 @@ def test_pyramid_map_lands_on_the_path(facets: int) -> None:
     height, kappa, mass = (10 ** (low + span * torch.rand(count)) for low, span in ((-4, 5), (-10, 9), (-2, 3)))
     impulse = torch.randn(count, 1 + facets) * 10 ** (5 * torch.rand(count, 1) - 4)
     slack = torch.randn(count, 1 + facets) * 10 ** (6 * torch.rand(count, 1) - 5)
-    unknown = torch.full_like(impulse, torch.nan), torch.full_like(slack, torch.nan)
+    unknown = path_maps.Change(torch.full_like(impulse, torch.nan), torch.full_like(slack, torch.nan))
     on, dual = path_maps.pyramid_on_path(height, impulse, slack, kappa, mass, unknown)
     assert bool((on > 0).all()) and bool((dual > 0).all())
     assert float((on * dual / kappa[:, None] - 1).abs().max()) < 1e-15
