@@ -164,11 +164,9 @@ class NonlinearContact(FrictionalContact):
         whole = slice(self.cones.orthant, self.cones.orthant + 3)
         pairs.append(disc_on_path(self.friction * gamma, *_part((impulse, slack), whole), kappa, mass[..., 0], change.part(tail)))
         if self.cones.second_order > 1:
-            tail = slice(-2, None)
+            rolling = change.part(slice(-2, None))._replace(squeezing=None)  # slips alone squeeze
             pairs.append(
-                disc_on_path(
-                    self.rolling_friction * gamma, *_part((impulse, slack), slice(-3, None)), kappa, mass[..., 1], change.part(tail)
-                )
+                disc_on_path(self.rolling_friction * gamma, *_part((impulse, slack), slice(-3, None)), kappa, mass[..., 1], rolling)
             )
         return _join(pairs)
 

@@ -22,7 +22,7 @@ MOST_WEIGHT, OTHER_WEIGHT = 50.0, 4.0  # in `weight_of`, relative to the nominal
 # directions of friction of n contacts with the world, 2n − 3 squeeze, half of them or more from three contacts on. So slips of bodies with
 # BRACING_CONTACTS have a larger weight, where Newton's point misses their product by more than OFF_PATH κ, in the first iterations. Atlas
 # takes 6.95 iterations per step in place of 8.77, the humanoid 5.31 in place of 5.34. Without a last iteration, 4 % of Atlas' attempts from
-# a warm start fail in place of 1.8, with 8 iterations 1.6. With the same for two contacts or one, an A1 at h = 0.02 finds other solutions.
+# a warm start fail in place of 1.8, with 8 iterations 1.6. With the same for all contacts, an A1 at h = 0.02 finds other solutions.
 SQUEEZING_WEIGHT, OFF_PATH, SQUEEZING_ITERATIONS, BRACING_CONTACTS = 1e6, 0.05, 8, 3
 RETURN_WEIGHT = 20.0  # in `disc_on_path`, relative to the mass
 PYRAMID_STEPS = 6
