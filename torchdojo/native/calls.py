@@ -120,7 +120,8 @@ ENTRIES: dict[str, tuple[str, tuple[str, ...]]] = {
     # layout; tables and their length; schedule and its length; receives the layout and lengths that the kernel expects. Null on mismatch.
     "td_mechanism_create": ("void *", ("uint64_t", "const int32_t *", "int64_t", "const int32_t *", "int64_t", "uint64_t *")),
     "td_mechanism_destroy": ("void", ("void *",)),
-    "td_lanes": ("int64_t", ()),
+    # environments that a rollout of this mechanism takes side by side
+    "td_lanes": ("int64_t", ("const void *",)),
     # number of tensors; their implementations; a function that gives the address of their data; addresses, bytes, and a copy of all:
     # whether the tensors still have these addresses, and the copy still equals the data
     "td_same": (

@@ -7,6 +7,7 @@
 #endif
 #if defined(__linux__)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 #include "abi/worker.hpp"
@@ -16,12 +17,42 @@
 namespace torchdojo {
 namespace {
 
+// Bytes of the second cache of a core; 1 MB where the system does not tell.
+int64_t second_cache() {
+    int64_t bytes = 0;
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+    bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
+#endif
+    return bytes > 0 ? bytes : int64_t(1) << 20;
+}
+
+// Whether half the lanes are faster. Each iteration passes through all numbers several times, so numbers that leave the second cache come
+// from the third one several times. On an Intel Xeon with 2 MB, half the lanes cost 1.02 times as much for 50 balls and 0.95, 0.78 and 0.70
+// times for 60, 75 and 100 (`scripts/bench_chains.py`).
+bool is_narrow(const MechanismTable &m) {
+    constexpr double multiple = 1.25;  // of the second cache
+    return TD_NARROW && double(sizeof(Pack)) * double(m.numbers_in_use()) > multiple * double(second_cache());
+}
+
 struct Handle {
     MechanismTable table;
     Worker<double> one{table};
     Worker<Pack> many{table};
+    Worker<Narrow> narrow{table};
+    const bool narrower;  // whether rollouts and their gradients use `narrow` in place of `many`
 
-    Handle(const int32_t *table, const int32_t *schedule) : table(table, schedule) {}
+    Handle(const int32_t *table, const int32_t *schedule) : table(table, schedule), narrower(is_narrow(this->table)) {}
+
+    int64_t lanes() const { return narrower ? torchdojo::lanes<Narrow> : pack_lanes; }
+
+    void forward(bool in_lanes, const Options &o, const TdRollout &r, int64_t first, int64_t last) {
+        in_lanes ? narrower ? narrow.forward(o, r, first, last) : many.forward(o, r, first, last) : one.forward(o, r, first, last);
+    }
+    void backward(bool in_lanes, const Options &o, double kappa, const TdRollout &r, const TdGradient &g, double *sum, int64_t first,
+                  int64_t last) {
+        const auto run = [&](auto &worker) { worker.backward(o, kappa, r, g, sum, first, last); };
+        in_lanes ? narrower ? run(narrow) : run(many) : run(one);
+    }
 };
 
 Options native_options(const TdOptions &o) {
@@ -35,14 +66,14 @@ Options native_options(const TdOptions &o) {
     return options;
 }
 
-int64_t num_blocks(int64_t environments, int64_t threads) {
-    return std::max<int64_t>(1, std::min(threads, (environments + pack_lanes - 1) / pack_lanes));
+int64_t num_blocks(int64_t environments, int64_t threads, int64_t lanes) {
+    return std::max<int64_t>(1, std::min(threads, (environments + lanes - 1) / lanes));
 }
 
 // Calls part(first, last, many, block) on blocks of environments, one per thread; `many`: whether the block fills a vector register.
 template <class F>
-void in_parallel(int64_t environments, int64_t threads, F &&part) {
-    const int64_t blocks = num_blocks(environments, threads);
+void in_parallel(int64_t environments, int64_t threads, F &&part, int64_t lanes = pack_lanes) {
+    const int64_t blocks = num_blocks(environments, threads, lanes);
     auto run = [&](int64_t block) {
         const int64_t first = environments * block / blocks, last = environments * (block + 1) / blocks;
         const SubnormalsAreZero flush;
@@ -83,7 +114,7 @@ void *td_mechanism_create(uint64_t layout, const int32_t *table, int64_t length,
     return same ? new Handle(table, schedule) : nullptr;
 }
 void td_mechanism_destroy(void *handle) { delete static_cast<Handle *>(handle); }
-int64_t td_lanes() { return pack_lanes; }
+int64_t td_lanes(const void *handle) { return static_cast<const Handle *>(handle)->lanes(); }
 
 // Whether `count` tensors of `bytes` each still have their data at `arrays`, and these hold what `copy` holds, one after the other. `address`
 // is PyTorch's aoti_torch_get_data_ptr, whose handle of a tensor is a pointer to a pointer to its implementation.
@@ -116,9 +147,8 @@ void td_rollout(void *handle, const TdOptions *o, const TdRollout *r) {
     expect(r->z, (r->environments - 1) * r->z_stride + r->steps / r->every * state_size * h.table.num_bodies);
     expect(r->impulses, r->environments * (r->steps / r->repeat) * h.table.num_impulses);
     expect(r->w, r->environments * r->w_steps * h.table.num_unknowns);
-    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
-        many ? h.many.forward(options, *r, first, last) : h.one.forward(options, *r, first, last);
-    });
+    const auto part = [&](int64_t first, int64_t last, bool many, int64_t) { h.forward(many, options, *r, first, last); };
+    in_parallel(r->environments, o->threads, part, h.lanes());
 }
 
 void td_rollout_adjoint(void *handle, const TdOptions *o, const TdRollout *r, const TdGradient *g) {
@@ -126,14 +156,14 @@ void td_rollout_adjoint(void *handle, const TdOptions *o, const TdRollout *r, co
     const Options options = native_options(*o);
     // Shared parameters have one sum per block. The sums are added in the order of the blocks.
     const bool partial = g->grad_parameters && !r->parameter_stride;
-    const int64_t size = h.table.num_parameters, blocks = num_blocks(r->environments, o->threads);
+    const int64_t size = h.table.num_parameters, blocks = num_blocks(r->environments, o->threads, h.lanes());
     std::vector<double> sums(partial ? size_t(blocks * size) : 0);
     if (!r->law) expect(g->grad_u, r->environments * r->steps * h.table.num_inputs);
-    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t block) {
+    const auto part = [&](int64_t first, int64_t last, bool many, int64_t block) {
         double *grad_parameters = partial ? &sums[block * size] : g->grad_parameters;
-        many ? h.many.backward(options, o->grad_kappa, *r, *g, grad_parameters, first, last)
-             : h.one.backward(options, o->grad_kappa, *r, *g, grad_parameters, first, last);
-    });
+        h.backward(many, options, o->grad_kappa, *r, *g, grad_parameters, first, last);
+    };
+    in_parallel(r->environments, o->threads, part, h.lanes());
     for (size_t k = 0; k < sums.size(); ++k) g->grad_parameters[k % size] += sums[k];
 }
 

@@ -1,7 +1,8 @@
 // The work behind the C ABI for a block of environments. The scalar T is `double` for one environment at a time, `Pack` for several in
 // lanes.
 //
-// worker_one.cpp and worker_many.cpp compile the two at the same time, which shortens the build by a third.
+// worker_one.cpp and worker_many.cpp compile the two at the same time, which shortens the build by a third. worker_narrow.cpp has rollouts
+// and their gradients in half the lanes.
 #pragma once
 
 #include <memory>

@@ -91,6 +91,16 @@ struct Worker<T>::Pools {
     explicit Pools(const MechanismTable &m) : forward(m), backward(m), jacobian(m), minimal(m), maps(m) {}
 };
 
+#if TD_NARROW
+// Jacobians and maps are left to the other two workers.
+template <>
+struct Worker<Narrow>::Pools {
+    Pool<ForwardWorkspace<Narrow>> forward;
+    Pool<BackwardWorkspace<Narrow>> backward;
+    explicit Pools(const MechanismTable &m) : forward(m), backward(m) {}
+};
+#endif
+
 template <class T>
 Worker<T>::Worker(const MechanismTable &m) : mechanism(m), pools(std::make_unique<Pools>(m)) {}
 template <class T>

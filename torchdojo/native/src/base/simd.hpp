@@ -24,6 +24,18 @@ constexpr int pack_lanes = 4;
 typedef double Pack __attribute__((vector_size(8 * pack_lanes)));
 typedef int64_t PackMask __attribute__((vector_size(8 * pack_lanes)));
 
+// Half a Pack, for mechanisms whose numbers in all lanes of a Pack leave the second cache (`narrow` in step_api.cpp). Where registers have
+// four lanes, it is the Pack itself.
+#if defined(__AVX512F__) && defined(__AVX512VL__) && defined(__AVX512DQ__)
+#define TD_NARROW 1
+typedef double Narrow __attribute__((vector_size(32)));
+typedef int64_t NarrowMask __attribute__((vector_size(32)));
+#else
+#define TD_NARROW 0
+typedef Pack Narrow;
+typedef PackMask NarrowMask;
+#endif
+
 template <class T>
 struct Traits;
 
@@ -38,6 +50,14 @@ struct Traits<Pack> {
     static constexpr int lanes = pack_lanes;
     using Mask = PackMask;
 };
+
+#if TD_NARROW
+template <>
+struct Traits<Narrow> {
+    static constexpr int lanes = 4;
+    using Mask = NarrowMask;
+};
+#endif
 
 template <class T>
 using Mask = typename Traits<T>::Mask;
@@ -79,6 +99,18 @@ TD_INLINE bool select_mask(bool m, bool a, bool b) { return m ? a : b; }
 TD_INLINE PackMask select_mask(const PackMask &m, const PackMask &a, const PackMask &b) { return (m & a) | (~m & b); }
 TD_INLINE bool negate(bool m) { return !m; }
 TD_INLINE PackMask negate(const PackMask &m) { return ~m; }
+
+#if TD_NARROW
+TD_INLINE double get(const Narrow &x, int lane) { return x[lane]; }
+TD_INLINE void set(Narrow &x, int lane, double value) { x[lane] = value; }
+TD_INLINE bool get_mask(const NarrowMask &m, int lane) { return m[lane] != 0; }
+TD_INLINE void set_mask(NarrowMask &m, int lane, bool value) { m[lane] = value ? -1 : 0; }
+TD_INLINE bool any(const NarrowMask &m) { return _mm256_test_epi64_mask((__m256i)m, (__m256i)m) != 0; }
+TD_INLINE Narrow select(const NarrowMask &m, const Narrow &a, const Narrow &b) { return m ? a : b; }
+TD_INLINE NarrowMask select_mask(const NarrowMask &m, const NarrowMask &a, const NarrowMask &b) { return (m & a) | (~m & b); }
+TD_INLINE NarrowMask negate(const NarrowMask &m) { return ~m; }
+TD_INLINE Narrow sqrt(const Narrow &x) { return _mm256_sqrt_pd(x); }
+#endif
 
 template <class T>
 TD_INLINE T max(const T &a, const T &b) {  // a NaN in b wins, as in std::max(b, a)
@@ -125,6 +157,24 @@ TD_INLINE Pack root(const Pack &x) {
     const __m512d s = _mm512_mul_pd(x, r);
     return (Pack)_mm512_fmadd_pd(_mm512_fnmadd_pd(s, s, x), _mm512_mul_pd(half, r), s);
 }
+#if TD_NARROW
+TD_INLINE Narrow quotient(const Narrow &a, const Narrow &b) {
+    const __m256d one = _mm256_set1_pd(1.0);
+    __m256d r = _mm256_rcp14_pd(b);
+    const __m256d e = _mm256_fnmadd_pd(b, r, one);
+    r = _mm256_fmadd_pd(r, _mm256_fmadd_pd(e, e, e), r);
+    const __m256d q = _mm256_mul_pd(a, r);
+    return (Narrow)_mm256_fmadd_pd(_mm256_fnmadd_pd(b, q, a), r, q);
+}
+TD_INLINE Narrow root(const Narrow &x) {
+    const __m256d one = _mm256_set1_pd(1.0), half = _mm256_set1_pd(0.5);
+    __m256d r = _mm256_rsqrt14_pd(x);
+    const __m256d e = _mm256_fnmadd_pd(_mm256_mul_pd(x, r), r, one);
+    r = _mm256_fmadd_pd(_mm256_mul_pd(r, e), _mm256_fmadd_pd(e, _mm256_set1_pd(0.375), half), r);
+    const __m256d s = _mm256_mul_pd(x, r);
+    return (Narrow)_mm256_fmadd_pd(_mm256_fnmadd_pd(s, s, x), _mm256_mul_pd(half, r), s);
+}
+#endif
 #else
 TD_INLINE Pack quotient(const Pack &a, const Pack &b) { return a / b; }
 TD_INLINE Pack root(const Pack &x) { return sqrt(x); }
