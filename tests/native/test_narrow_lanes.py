@@ -1,4 +1,4 @@
-"""Mechanisms so large that rollouts take half the lanes where registers have eight: their numbers are those of one environment at a time."""
+"""Mechanisms so large that rollouts take half the lanes, where registers have eight. Each lane computes what it would compute alone."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def test_lanes_follow_the_working_set() -> None:
     assert [lanes(make()[0]) for make in LARGE.values()] == [4, 4]
 
 
+@pytest.mark.sanitize
 @pytest.mark.parametrize("name", LARGE)
 def test_lanes_agree_with_one_environment_at_a_time(name: str) -> None:
     mech, z = LARGE[name]()
