@@ -56,7 +56,7 @@ __all__ = ["NativeUnavailable", "available", "library"]
 
 SOURCES = Path(__file__).parent / "src"
 
-COMPILE_SECONDS = 40  # for the announcement only
+COMPILE_SECONDS = 60  # for the announcement only
 LOCK_SECONDS = 600.0  # longer than any compile; then this process compiles for itself, which is safe without the lock, too
 STALE_SECONDS = 86400.0
 
