@@ -33,6 +33,7 @@ from torchdojo.elements.joints import (
     StandardJoint,
 )
 from torchdojo.elements.manifolds import contact_manifold, contacts_between
+from torchdojo.elements.touching import Filter
 from torchdojo.engine.adaptive import AdaptiveOptions
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalTrajectory
@@ -40,10 +41,12 @@ from torchdojo.engine.schedules import KappaSchedule
 from torchdojo.geometry.hulls import Hull
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
 from torchdojo.geometry.visuals import Visual
+from torchdojo.geometry.world import Plane
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io import load
 from torchdojo.mechanism import Mechanism, Trajectory
 from torchdojo.posing.poses import Keyframe
+from torchdojo.scenes import combine
 from torchdojo.solver.options import GradientMode, RandomizedSmoothing, SolverOptions, Status
 from torchdojo.testing.diagnostics import creep, kappa_for_gap, resting_gap
 
@@ -59,6 +62,7 @@ __all__ = [
     "Cylindrical",
     "CylindricalFree",
     "Ellipsoid",
+    "Filter",
     "Fixed",
     "FixedOrientation",
     "Floating",
@@ -84,6 +88,7 @@ __all__ = [
     "PlanarAxis",
     "PlanarFree",
     "PlanarOrbital",
+    "Plane",
     "Prismatic",
     "PrismaticOrbital",
     "RandomizedSmoothing",
@@ -98,6 +103,7 @@ __all__ = [
     "Trajectory",
     "Visual",
     "actuate",
+    "combine",
     "contact_manifold",
     "contacts_between",
     "creep",

@@ -12,20 +12,19 @@ from torchdojo.elements.actuators import Actuator, Actuators
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, NonlinearContact
 from torchdojo.elements.joints import Floating
+from torchdojo.elements.touching import Solids, contacts_of, selected
 from torchdojo.geometry.shapes import Shape
+from torchdojo.geometry.world import Plane, World
 from torchdojo.mechanism import Mechanism
-from torchdojo.parameters import short, warn_user
+from torchdojo.parameters import broadcast_shapes, differentiated, short, warn_user
 from torchdojo.posing.poses import Keyframe
 from torchdojo.scenes.copies import Renamer, copied
-from torchdojo.scenes.pairs import Solids, contacts_of, selected
-from torchdojo.scenes.world import Plane, World
 from torchdojo.solver.options import SolverOptions
 from torchdojo.state.parts import Parts
 
 __all__ = ["combine"]
 
 TIMESTEP, GRAVITY = 0.01, (0.0, 0.0, -9.81)  # of a scene without a mechanism
-MOST_NAMED = 6  # pairs that a warning names
 
 Piece = Mechanism | Body | World
 
@@ -42,29 +41,34 @@ def combine(
     options: SolverOptions | None = None,
     **named: Any,
 ) -> Mechanism:
-    """One mechanism of several: ``td.combine(robot=td.load("arm.urdf"), crate=td.Body(2.0, shape=td.Box((.2, .2, .2))), floor=td.Plane())``.
+    """One mechanism of several: ``td.combine(arm=td.load("arm.urdf"), crate=td.Body(2.0, shape=td.Box((.2, .2, .2))), floor=td.Plane())``.
 
     The bodies, joints, contacts, couplings, actuators and poses of a mechanism get its name in front, "robot/hand". A body has the name of
     its part, and floats. Shapes and planes stand still in the world. `mech.part("robot")` has the places of a part's numbers in the state,
-    the coordinates, the inputs and the controls, which follow the order of the parts. States of parts side by side are a state of the scene.
+    the coordinates, the inputs and the controls, which follow the order of the parts. States of parts side by side are one of the scene.
     ``mech.initial_state(robot={"pose": "home", "hip": 0.3}, crate={"position": (0, 0, 1)})`` gives values by part. `mech.poses` has the
     poses of each part, "robot/home", and under "home" those of all parts that have one of that name.
 
     The parts stay as they are. The scene has copies of their modules, with the same tensors where these require grad, so that gradients
-    reach the numbers of the parts. Other numbers are copied: let those that are to be learned require grad first.
+    reach the numbers of the parts. Other numbers are copied: let those that are to be learned require grad first. Numbers of actuators of
+    several parts become new tensors, which have the gradients of the parts' numbers, and not their later values.
 
     Args:
         parts, named: mechanisms, bodies with or without shapes, fixed shapes in the world frame, planes (`td.Plane`), by name.
-        contacts: which parts and bodies touch each other, besides the contacts that mechanisms bring with them. "all": all bodies, except
-            those that a joint connects. A list of pairs of names of parts, bodies or patterns, or a `td.Filter`. None: none. Spheres,
-            capsules and boxes touch each other; a plane touches every shape with contact points. A warning names pairs without contacts,
-            and a pair that is asked for by name raises. Bodies that a mechanism lets touch already keep these contacts.
-        friction: Coulomb coefficient of the contacts made here. model: their class, or a function with its arguments.
+        contacts: which bodies touch each other, besides the contacts that mechanisms bring with them. "all": every body those of other
+            parts, the fixed shapes and the planes. A list of pairs of names of parts, bodies or patterns, or a `td.Filter`. None: none.
+            Spheres, capsules and boxes touch each other. A plane touches every shape with contact points, and so does a box, which then
+            feels no edges or faces of that shape. A warning names pairs without contacts, or with points alone. A pair without contacts
+            raises if both its bodies are named. Bodies that a mechanism lets touch already keep these contacts.
+        friction: Coulomb coefficient of the contacts made here; None for a model without one. model: their class, or a function with its
+            arguments.
         timestep, gravity, options: of the scene. None: those of the mechanisms, which then must have the same.
+
+    Every contact costs time in every step, however far apart its bodies are. So pairs that never meet are best left out.
 
     Raises:
         ValueError: no body; names that are unusable, unknown or given twice; a mechanism given twice; mechanisms with other timesteps,
-            gravity or options; contacts that cannot be made.
+            gravity or options; contacts that cannot be made; actuators with a law of their own.
         TypeError: something else than these parts.
     """
     pieces = _checked(parts, named)
@@ -90,8 +94,7 @@ def combine(
         gravity=_common("gravity", mechanisms, gravity, GRAVITY),
         options=_common_options(mechanisms, options),
     )
-    mech.part_names = (*mechanisms, *single)
-    mech.part_names = tuple(name for name in pieces if name in mech.part_names)
+    mech.part_names = tuple(name for name in pieces if name not in world)
     mech.scenery = tuple(visual for piece in mechanisms.values() for visual in piece.scenery)
     mech.load_report = {name: piece.load_report for name, piece in mechanisms.items() if piece.load_report is not None} or None
     dtypes = {piece.state_dtype for piece in mechanisms.values()}
@@ -144,18 +147,10 @@ def _contacts(
     """The contacts that the scene adds, with a warning of pairs that get none."""
     there = {frozenset(contact.body_names) for contact in own.values() if contact.other is not None}
     planes = {(contact.body, name) for contact in own.values() for name, item in solids.world.items() if _on_plane(contact, item)}
-    chosen = [
-        pair for pair in selected(solids, contacts) if frozenset(pair[:2]) not in there and (pair.body, pair.other) not in planes
-    ]
-    arguments = {} if friction is None else {"friction": friction}
-    made = contacts_of(solids, chosen, model, **arguments)
-    if made.left_out:
-        some = [f"{pair} ({reason})" for pair, reason in list(made.left_out.items())[:MOST_NAMED]]
-        more = f", and {len(made.left_out) - len(some)} more" if len(made.left_out) > len(some) else ""
-        warn_user(
-            f"combine: no contacts between {', '.join(some)}{more}; spheres, capsules and boxes touch each other, other shapes touch planes "
-            "alone. Give those bodies such shapes, or leave the pairs out, contacts=td.Filter(exclude=...)"
-        )
+    chosen = [pair for pair in selected(solids, contacts) if frozenset(pair[:2]) not in there and (pair.body, pair.other) not in planes]
+    made = contacts_of(solids, chosen, model, **({} if friction is None else {"friction": friction}))
+    if text := made.message():
+        warn_user(f"combine: {text}. Give those bodies other shapes, or leave the pairs out, contacts=td.Filter(exclude=...)")
     clash = [name for name in made.contacts if name in own]
     if clash:
         raise ValueError(f"combine: the contact {clash[0]!r} of the scene has the name of one that a mechanism brings with it; rename one")
@@ -180,7 +175,7 @@ def _common(name: str, mechanisms: Mapping[str, Mechanism], given: Any, default:
     if any(value is not first and (value.shape != first.shape or not torch.equal(value, first)) for value in values.values()):
         listed = ", ".join(f"{part!r} {short(value)}" for part, value in values.items())
         raise ValueError(f"combine: the {name} differs between the parts: {listed}; give that of the scene, {name}=...")
-    return first
+    return first if differentiated(first) else first.detach()
 
 
 def _common_options(mechanisms: Mapping[str, Mechanism], given: SolverOptions | None) -> SolverOptions | None:
@@ -203,7 +198,9 @@ def _actuate(mech: Mechanism, mechanisms: Mapping[str, Mechanism]) -> None:
         return
     for part, own in actuated.items():
         if type(own).forward is not Actuators.forward:
-            raise ValueError(f"combine: the actuators of {part!r} are a {type(own).__name__}, whose law is its own, and cannot be put together")
+            raise ValueError(
+                f"combine: the actuators of {part!r} are a {type(own).__name__}, whose law is its own, and cannot be put together"
+            )
     specs = {
         f"{part}/{name}": Actuator(f"{part}/{joint}", coordinate=coordinate)
         for part, own in actuated.items()
@@ -216,7 +213,7 @@ def _actuate(mech: Mechanism, mechanisms: Mapping[str, Mechanism]) -> None:
         values = [getattr(own, field) for own in actuated.values()]
         setattr(together, field, _side_by_side(values, dimensions))
     ranges = [
-        own.inputrange if (own := actuated.get(part)) is not None else mech.gravity.new_tensor([[-torch.inf, torch.inf]] * one.num_inputs)
+        actuated[part].inputrange if part in actuated else mech.gravity.new_tensor([[-torch.inf, torch.inf]] * one.num_inputs)
         for part, one in mechanisms.items()
         if one.num_inputs
     ]
@@ -228,10 +225,9 @@ def _actuate(mech: Mechanism, mechanisms: Mapping[str, Mechanism]) -> None:
 def _side_by_side(values: list[Tensor], dimensions: int) -> Tensor:
     """Numbers (..., n, ...) of several parts along n, with their graphs; batch dimensions broadcast."""
     if len(values) == 1:
-        return values[0] if values[0].requires_grad else values[0].detach()
-    place = -dimensions
-    batch = torch.broadcast_shapes(*(value.shape[: value.ndim - dimensions] for value in values))
-    return torch.cat([value.expand(*batch, *value.shape[value.ndim - dimensions :]) for value in values], dim=place)
+        return values[0] if differentiated(values[0]) else values[0].detach()
+    batch = broadcast_shapes(*(value.shape[: value.ndim - dimensions] for value in values))
+    return torch.cat([value.expand(*batch, *value.shape[value.ndim - dimensions :]) for value in values], dim=-dimensions)
 
 
 def _poses(mech: Mechanism, mechanisms: Mapping[str, Mechanism]) -> dict[str | int, Keyframe]:
@@ -241,17 +237,19 @@ def _poses(mech: Mechanism, mechanisms: Mapping[str, Mechanism]) -> dict[str | i
     for part, one in mechanisms.items():
         for name, pose in one.poses.items():
             together.setdefault(name, {})[part] = pose
-            result[f"{part}/{name}"] = _pose(mech, {part: pose})
-    return {**result, **{name: _pose(mech, poses) for name, poses in together.items()}}
+            result[f"{part}/{name}"] = _pose(mech, mechanisms, {part: pose})
+    return {**result, **{name: _pose(mech, mechanisms, poses) for name, poses in together.items()}}
 
 
-def _pose(mech: Mechanism, poses: Mapping[str, Keyframe]) -> Keyframe:
+def _pose(mech: Mechanism, mechanisms: Mapping[str, Mechanism], poses: Mapping[str, Keyframe]) -> Keyframe:
     """Poses of several parts as one. Controls of the others are zero."""
     values = {f"{part}/{name}": value for part, pose in poses.items() for name, value in pose.values.items()}
-    ctrl = None
-    if mech.actuators is not None and any(pose.ctrl is not None for pose in poses.values()):
-        ctrl = mech.gravity.new_zeros(len(mech.actuators), dtype=torch.float64)
-        for part, pose in poses.items():
-            if pose.ctrl is not None:
-                ctrl[..., mech.part(part).ctrl] = torch.as_tensor(pose.ctrl, dtype=torch.float64, device=ctrl.device)
-    return Keyframe(values, ctrl)
+    if mech.actuators is None or all(pose.ctrl is None for pose in poses.values()):
+        return Keyframe(values)
+    controls = []
+    for part, one in mechanisms.items():
+        given = poses[part].ctrl if part in poses else None
+        if one.actuators is not None:
+            zero = torch.zeros(len(one.actuators), dtype=torch.float64, device=mech.gravity.device)
+            controls.append(zero if given is None else torch.as_tensor(given, dtype=torch.float64, device=mech.gravity.device))
+    return Keyframe(values, _side_by_side(controls, 1))

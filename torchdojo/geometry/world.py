@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchdojo.elements.element import unit
 from torchdojo.geometry.shapes import Shape
 from torchdojo.parameters import as_tensor, require
 
 __all__ = ["Plane", "World"]
+
+ALIKE = 1e-9  # of unit normals, and [m] of offsets: rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +40,11 @@ class Plane:
         object.__setattr__(self, "offset", offset)
 
     def is_that_of(self, normal: Tensor, offset: Tensor) -> bool:
-        """Whether a contact's half-space is this one."""
-        mine, theirs = unit(self.normal), unit(normal)
-        return bool((mine - theirs).abs().max() < 1e-9) and bool((self.offset - offset).abs().max() < 1e-9)
+        """Whether the half-space of a contact, with a normal of any length, is this one."""
+        mine, theirs = (
+            vector.detach() / torch.linalg.vector_norm(vector.detach(), dim=-1, keepdim=True) for vector in (self.normal, normal)
+        )
+        return bool((mine - theirs).abs().max() < ALIKE) and bool((self.offset - offset).detach().abs().max() < ALIKE)
 
 
 World = Plane | Shape
