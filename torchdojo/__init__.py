@@ -35,6 +35,7 @@ from torchdojo.elements.joints import (
 from torchdojo.elements.manifolds import contact_manifold, contacts_between
 from torchdojo.elements.touching import Filter
 from torchdojo.engine.adaptive import AdaptiveOptions
+from torchdojo.engine.contact_report import ContactReport, TouchingPair
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalTrajectory
 from torchdojo.engine.schedules import KappaSchedule
@@ -58,6 +59,7 @@ __all__ = [
     "Box",
     "Capsule",
     "Contact",
+    "ContactReport",
     "Cylinder",
     "Cylindrical",
     "CylindricalFree",
@@ -100,6 +102,7 @@ __all__ = [
     "StandardJoint",
     "Status",
     "StepOutput",
+    "TouchingPair",
     "Trajectory",
     "Visual",
     "actuate",

@@ -17,6 +17,7 @@ from torchdojo.engine import linearize, minimal, observables
 from torchdojo.engine.adaptive import AdaptiveOptions, adaptive_options
 from torchdojo.engine.backend import check_given, visiting
 from torchdojo.engine.backends import Backends
+from torchdojo.engine.contact_report import ContactReport, contact_report
 from torchdojo.engine.feedback import Given
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalPolicy, MinimalTrajectory
@@ -649,6 +650,22 @@ class Mechanism(Structure):
             z: (..., 13 nb), the states after the steps. impulses: (..., n) of these steps. repeat: steps of each period, as in `rollout`.
         """
         return observables.contact_forces(self, z, impulses, repeat)
+
+    @in_float64
+    def contact_report(self, z: Tensor, result: Any, repeat: int = 1) -> ContactReport:
+        """Which bodies touch after a step or in a trajectory, where, and with what force: ``mech.contact_report(out.z, out)``.
+
+        `ContactReport` has tensors over all contacts, (..., contacts, ·), in the world frame, in m and N. Its method `touching` lists the
+        pairs of one environment, and `force` sums the forces of a body on another.
+
+        Args:
+            z: (..., 13 nb), the states after the steps, `out.z`; of a trajectory, `path.z` or ``path.z[..., 1:, :]``.
+            result: what `step` or `rollout` returned, or its impulses (..., n). repeat: steps of each period, as in `rollout`.
+
+        Raises:
+            ValueError: states that are not those after the steps, shapes that do not fit. TypeError: another kind of result.
+        """
+        return contact_report(self, z, result, repeat)
 
     @in_float64
     def unwind(self, z: Tensor, *, near: Tensor | None = None) -> Tensor:
