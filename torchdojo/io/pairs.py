@@ -73,8 +73,9 @@ def pair_contacts(
     without: dict[str, list[str]] = {}
     points: dict[str, list[str]] = {}
     for label, info in pairs.items():
-        if solids.stands(info.body) and (info.other is None or solids.stands(info.other)):
-            continue
+        still = solids.stands(info.body) and (info.other is None or solids.stands(info.other))
+        if still or info.other in solids.group[info.body]:
+            continue  # they never move against each other
         coefficient = info.friction if info.friction is None or friction is None else friction
         model = ImpactContact if coefficient is None else NonlinearContact
         arguments = info.options if coefficient is None else {**info.options, "friction": coefficient}
