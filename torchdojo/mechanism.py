@@ -21,6 +21,7 @@ from torchdojo.engine.contact_report import ContactReport, contact_report
 from torchdojo.engine.feedback import Given
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalPolicy, MinimalTrajectory
+from torchdojo.engine.never_touching import never_touching
 from torchdojo.engine.penetration import warn_of_ground, warn_of_penetration
 from torchdojo.engine.periods import check_repeat, law_of
 from torchdojo.engine.requests import refuse_jacobian, request_of
@@ -493,6 +494,22 @@ class Mechanism(Structure):
         gone = removed(self._solids(), self.named_contacts(), a, b)
         self._edit("contacts", {name: contact for name, contact in self.named_contacts().items() if name not in gone})
         return gone
+
+    def never_touching(self, samples: int = 1000, *, margin: float = 0.0, seed: int = 0) -> list[tuple[str, str]]:
+        """Pairs of bodies with contacts that stay apart in random configurations, whose contacts only cost time.
+
+        ``td.load(file, contacts=td.Filter(exclude=td.load(file, contacts="all").never_touching()))`` and `td.combine` leave them out. A
+        fixed shape or plane counts as a body. Coordinates are uniform within their limits, angles without limits in (−π, π). Bodies that
+        floating joints, or slides without limits, move against each other may meet anywhere, and are not among the pairs. Closed loops
+        and couplings are left open, which gives fewer pairs. No finite number of samples is a proof: a `margin` covers what they miss.
+
+        Args:
+            samples: number of configurations. margin: distance that all contacts of a pair keep [m]. seed: of the samples.
+
+        Raises:
+            ValueError: no samples, a negative margin.
+        """
+        return never_touching(self.backends, self.options, samples, margin, seed)
 
     def _solids(self) -> Solids:
         return Solids(self.named_bodies(), self.named_joints().values())

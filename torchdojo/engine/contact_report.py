@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +16,7 @@ from torchdojo.parameters import broadcast_shapes, transforming
 from torchdojo.state.layout import split_state, with_world
 from torchdojo.structure import Structure
 
-__all__ = ["ContactReport", "TouchingPair", "contact_report"]
+__all__ = ["ContactReport", "TouchingPair", "contact_report", "pair_of"]
 
 
 class TouchingPair(NamedTuple):
@@ -103,7 +104,7 @@ def contact_report(structure: Structure, z: Tensor, out: Any, repeat: int) -> Co
     columns = torch.broadcast_tensors(*(rows[name] for name in contacts))
     table = torch.stack(columns, dim=-2) if rows else z.new_zeros(*z.shape[:-1], 0, 11)
     active, points, normals, gaps, forces = table.split((1, 3, 3, 1, 3), dim=-1)
-    pairs = tuple(_pair(contact, order) for contact in contacts.values())
+    pairs = tuple(pair_of(contact, order) for contact in contacts.values())
     return ContactReport(tuple(contacts), pairs, active[..., 0] > 0, points, normals, gaps[..., 0], forces)
 
 
@@ -133,7 +134,8 @@ def _sides(structure: Structure, contacts: list[Contact]) -> list[list[Body]]:
     return [[structure.named_bodies()[name] for name in side if name is not None] for side in ends]
 
 
-def _pair(contact: Contact, order: dict[str, int]) -> tuple[str, str]:
+def pair_of(contact: Contact, order: Mapping[str, int]) -> tuple[str, str]:
+    """The bodies of a contact in their order, or its body and the name of the fixed surface. order: body -> its number."""
     if contact.other is None:
         return contact.body, contact.surface_name
     a, b = sorted((contact.body, contact.other), key=order.__getitem__)
