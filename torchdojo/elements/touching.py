@@ -174,8 +174,10 @@ class Solids:
         inside = pattern + "/"
         found = [name for name in self.names if name == pattern or name.startswith(inside) or fnmatchcase(name, pattern)]
         if not found:
-            parts = dict.fromkeys(own_part(name) for name in self.names)
-            raise ValueError(f"{label}: unknown name {pattern!r}; parts are {list(parts)}, bodies and fixed shapes {self.names}")
+            parts = list(dict.fromkeys(own_part(name) for name in self.names if "/" in name))
+            raise ValueError(
+                f"{label}: unknown name {pattern!r}; {f'parts are {parts}, ' if parts else ''}bodies and fixed shapes {self.names}"
+            )
         return found
 
 
