@@ -178,6 +178,49 @@ def test_scenes_are_copied_pickled_and_combined_again() -> None:
     assert inner[larger.part("ball").state][2] == 3 and float(larger.to_minimal(inner)[0][1]) == pytest.approx(0.3)
 
 
+def test_fixed_shapes_are_drawn_once() -> None:
+    """With contacts, balls, capsules and boxes are drawn as these know them; cylinders, and shapes without contacts, as scenery."""
+    viewer = pytest.importorskip("torchdojo.viewer.scene")
+    world = {"table": CUBE, "can": td.Cylinder(0.1, 0.2, position=(1.0, 0, 0)), "floor": td.Plane()}
+    for contacts in ("all", None):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            scene = td.combine(crate=td.Body(1.0, shape=CUBE), **world, contacts=contacts)
+        parts = [part for part in viewer.Scene.of(scene).parts if part.body is None and max(part.size, default=1) > 0.02]
+        assert sorted(part.kind for part in parts) == ["box", "cylinder", *(["plane"] if contacts else [])]
+
+
+def test_parts_of_users_own_elements() -> None:
+    """A joint and a contact of a user's own move as alone; one that names its bodies in another way is refused."""
+
+    class Dome(td.NonlinearContact):
+        def signed_distance(self, point: Tensor) -> Tensor:
+            return point.norm(dim=-1) - 1.0
+
+    class Elsewhere(td.NonlinearContact):
+        @property
+        def body_names(self) -> tuple[str | None, ...]:
+            return ("ball",)
+
+    def part(model: type[td.Contact]) -> td.Mechanism:
+        options = td.SolverOptions(backend="reference", residual_tol=1e-12)
+        return td.Mechanism({"ball": td.Body(1.0, shape=td.Sphere(0.1))}, contacts={"skin": model("ball", radius=0.1)}, options=options)
+
+    mech = part(Dome)
+    scene = td.combine(a=mech, b=part(Dome), contacts=None)
+    z = scene.initial_state(a={"ball": {"position": (0.0, 0.1, 1.1), "velocity": (0.1, 0, 0)}}, b={"ball": {"position": (0, 0, 3.0)}})
+    torch.testing.assert_close(scene(z)[:13], mech(z[:13]), rtol=0, atol=1e-11)
+    with pytest.raises(ValueError, match="its `body_names` must come from the attributes of its base class"):
+        td.combine(a=part(Elsewhere))
+
+
+def test_parts_stand_on_the_floor() -> None:
+    scene = td.combine(dog=td.models.quadruped(), crate=td.Body(1.0, shape=CUBE), floor=td.Plane(), contacts=[("crate", "floor")])
+    z = scene.initial_state(on="ground", dog={"pose": "home"}, crate={"position": (2.0, 0, 5.0)})
+    assert float(scene.body_state(z, "crate").x[2]) == pytest.approx(0.1)
+    assert float(scene.distances(z).min()) == pytest.approx(0.0, abs=1e-12)
+
+
 # -- contacts ----------------------------------------------------------------------------------------------------------------------------
 
 

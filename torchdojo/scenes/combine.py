@@ -19,6 +19,7 @@ from torchdojo.mechanism import Mechanism
 from torchdojo.parameters import broadcast_shapes, differentiated, short, warn_user
 from torchdojo.posing.poses import Keyframe
 from torchdojo.scenes.copies import Renamer, copied
+from torchdojo.scenes.scenery import drawn
 from torchdojo.solver.options import SolverOptions
 from torchdojo.state.parts import Parts
 
@@ -95,7 +96,8 @@ def combine(
         options=_common_options(mechanisms, options),
     )
     mech.part_names = tuple(name for name in pieces if name not in world)
-    mech.scenery = tuple(visual for piece in mechanisms.values() for visual in piece.scenery)
+    touched = {contact.surface_name for contact in mech.named_contacts().values() if contact.other is None}
+    mech.scenery = tuple(visual for piece in mechanisms.values() for visual in piece.scenery) + drawn(world, touched)
     mech.load_report = {name: piece.load_report for name, piece in mechanisms.items() if piece.load_report is not None} or None
     dtypes = {piece.state_dtype for piece in mechanisms.values()}
     if len(dtypes) == 1:
