@@ -27,6 +27,7 @@ from torchdojo.engine.periods import check_repeat, law_of
 from torchdojo.engine.requests import refuse_jacobian, request_of
 from torchdojo.engine.rollout import FeedbackCall, Plan, Policy, Trajectory, rollout, rollout_feedback, segment_length
 from torchdojo.geometry.visuals import Visual
+from torchdojo.geometry.world import World
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.parameters import Modules, transforming, warn_user
 from torchdojo.posing import loops, placement
@@ -467,13 +468,14 @@ class Mechanism(Structure):
         """
         return part_of(self, self.part_names, name)
 
-    def add_contact(self, a: str, b: str, *, model: Callable[..., Contact] = NonlinearContact, **arguments: Any) -> list[str]:
+    def add_contact(self, a: str, b: str | World, *, model: Callable[..., Contact] = NonlinearContact, **arguments: Any) -> list[str]:
         """Let bodies touch each other with their shapes, ``mech.add_contact("hand", "crate", friction=0.8)``; names of the contacts.
 
         As every edit, it may come at any time, and solutions for warm starts change. `td.combine` says which shapes touch.
 
         Args:
-            a, b: names of bodies or parts, or patterns ("robot/*_foot"). model, arguments: class of the contacts, and its keywords.
+            a, b: names of bodies or parts, or patterns ("robot/*_foot"); for b also a fixed shape or `td.Plane` of the world.
+            model, arguments: class of the contacts, and its keywords.
 
         Raises:
             ValueError: unknown names, bodies that touch already, shapes without contacts with each other. Nothing changes then.

@@ -174,6 +174,7 @@ def test_scenes_are_copied_pickled_and_combined_again() -> None:
     larger = td.combine(room=scene, ball=td.Body(1.0, shape=td.Sphere(0.1)), contacts=[("ball", "room/crate")])
     assert list(larger.bodies) == ["room/arm/upper", "room/arm/lower", "room/crate", "ball"]
     assert {"room/arm/up", "room/up", "arm/up", "up"} == set(larger.poses)
+    assert {"room/crate", "room/floor"} in pairs(larger)
     inner = larger.initial_state(room={"crate": {"position": (1.0, 0, 0.11)}, "arm/elbow": 0.3}, ball={"position": (0, 0, 3)})
     assert inner[larger.part("ball").state][2] == 3 and float(larger.to_minimal(inner)[0][1]) == pytest.approx(0.3)
 
@@ -306,6 +307,11 @@ def test_contacts_come_and_go() -> None:
     assert scene.remove_contact("ball", "*") == names and not scene.contacts
     with pytest.raises(ValueError, match="no contact between"):
         scene.remove_contact("ball", "crate")
+    assert scene.add_contact("crate", td.Plane()) == [f"crate_world_{k}" for k in range(8)]
+    assert scene.add_contact("*", td.Box((1.0, 1.0, 0.1), position=(5.0, 0, 0)))[0] == "arm/upper_world_nearest"
+    with pytest.raises(ValueError, match="unknown name 'floor'"):
+        scene.add_contact("crate", "floor")
+    assert len(scene.remove_contact("world", "*")) == 8 + 3 + 3 + 17 + 1
     quadruped = td.models.quadruped()
     feet = quadruped.remove_contact("*_calf", "world")
     assert feet and all(

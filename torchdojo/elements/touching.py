@@ -128,7 +128,7 @@ class Solids:
         self.bodies, self.world = bodies, world or {}
         self.names = [*bodies, *self.world]
         self.group: dict[str | None, set[str | None]] = {name: {name} for name in (None, *bodies)}  # what fixed joints make one
-        given = list(joints)
+        self.joints = given = list(joints)
         for joint in given:
             ends = [self.group[name] for name in joint.body_names]
             if isinstance(joint, Fixed) and ends[0] is not ends[1]:
@@ -342,9 +342,9 @@ def _at_points(
 
 
 def added(
-    solids: Solids, there: Mapping[str, Contact], a: str, b: str, model: Callable[..., Contact], **arguments: Any
+    solids: Solids, there: Mapping[str, Contact], a: str, b: str | World, model: Callable[..., Contact], **arguments: Any
 ) -> dict[str, Contact]:
-    """Contacts by name that `Mechanism.add_contact` adds between all bodies that the names a and b stand for.
+    """Contacts by name that `Mechanism.add_contact` adds between all bodies that the names a and b stand for, or of a with a fixed shape.
 
     Args:
         there: contacts that the mechanism has.
@@ -352,6 +352,8 @@ def added(
     Raises:
         ValueError: unknown names, bodies that touch already, shapes without contacts with each other.
     """
+    if not isinstance(b, str):
+        solids, b = Solids(solids.bodies, solids.joints, {"world": b}), "world"
     pairs = selected(solids, [(a, b)])
     touching = {frozenset(contact.body_names) for contact in there.values() if contact.other is not None}
     already = [pair for pair in pairs if frozenset(pair[:2]) in touching]

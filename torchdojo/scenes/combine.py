@@ -140,6 +140,8 @@ def _renamed(part: str, mech: Mechanism) -> dict[str, dict[str, Any]]:
     for kind in ("joints", "contacts", "couplings"):
         for name, element in result[kind].items():
             names.rename(element, f"combine: {kind} {name!r}")
+            if isinstance(element, Contact) and element.surface_name != "world":
+                element.surface_name = f"{part}/{element.surface_name}"
     return result
 
 
