@@ -133,6 +133,31 @@ def test_actuators_and_poses_keep_their_names() -> None:
     assert crate.bodies == ("crate",) and crate.u == crate.ctrl == slice(0, 0) and one_up[crate.state][:3].tolist() == [0, 1, 2]
 
 
+def test_couplings_servos_limits_and_batches_of_parameters_stay() -> None:
+    """A gear with a servo of limited force and a limit, with three masses, beside one that is its mirror."""
+
+    def gear(ratio: float) -> td.Mechanism:
+        wheels = {
+            name: td.Body(torch.tensor([1.0, 2.0, 3.0]), inertia=(0.01, 0.01, 0.02), shape=td.Sphere(0.1)) for name in ("big", "small")
+        }
+        joints = {name: td.Revolute(None, name, axis=(0, 1, 0), child_anchor=(0, 0, 0.1), limits=(-0.3, 0.3)) for name in wheels}
+        mech = td.Mechanism(wheels, joints, couplings={"teeth": td.JointCoupling("big", "small", ratio=ratio)}, options=TIGHT)
+        td.actuate(mech, {"drive": td.Actuator.position("big", kp=40.0, kv=1.0, forcerange=(-2.0, 2.0))})
+        return mech
+
+    parts = {"left": gear(-0.5), "right": gear(0.8)}
+    scene = td.combine(parts, contacts=None)
+    z, ctrl = scene.initial_state(3), torch.tensor([0.8, -0.2], dtype=torch.float64)
+    path = scene.rollout(z, ctrl=ctrl.expand(3, 30, -1))
+    assert not path.status.any() and list(scene.couplings) == ["left/teeth", "right/teeth"]
+    for name, mech in parts.items():
+        part = scene.part(name)
+        alone = mech.rollout(z[:, part.state], ctrl=ctrl[part.ctrl].expand(3, 30, -1))
+        torch.testing.assert_close(path.z[..., part.state], alone.z, rtol=0, atol=1e-9)
+        assert mech.couplings["teeth"].joints[0] is mech.joints["big"]
+    assert scene.contact_report(path.z, path).active.shape == (3, 30, 0)
+
+
 def test_gradients_reach_the_parts() -> None:
     """Numbers that require grad are shared; others are copied, and the parts stay as they are."""
     pusher = arm()
