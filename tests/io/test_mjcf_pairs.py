@@ -128,6 +128,11 @@ def test_a_filter_leaves_out_pairs(write_mjcf: Write) -> None:
     every = set(named(quiet(path, contacts="all", ground=False)))
     left = set(named(quiet(path, contacts=td.Filter(exclude=[("ball", "*"), ("finger", "table")]), ground=False)))
     assert left == {pair for pair in every if "ball" not in pair and pair not in ({"tip", "table"}, {"nail", "table"})}
+    # Names with "/" are no parts of a scene here, and neighbors touch where the file lets them.
+    path = write_mjcf(CROWD.replace('body name="', 'body name="r/'), RULES["parents"])
+    assert len(named(quiet(path, contacts=td.Filter(), ground=False))) == len(named(quiet(path, contacts="all", ground=False))) > len(every)
+    one = td.Filter([("r/arm", "r/hand")])
+    assert set(named(quiet(path, contacts=one, ground=False))) == {frozenset(("upper", "palm")), frozenset(("upper", "ring"))}
     with pytest.raises(ValueError, match="unknown name 'spoon'"):
         quiet(path, contacts=td.Filter(exclude=[("ball", "spoon")]))
     with pytest.raises(ValueError, match=r"contacts is 'some'; allowed: 'collision', 'all', td.Filter\(...\), None"):

@@ -67,6 +67,21 @@ def test_one_step_its_gradient_and_single_precision() -> None:
     assert torch.equal(again.forces, report.forces)
 
 
+def test_batches_of_parameters() -> None:
+    """Crates of two weights on floors of two heights, after a step and in a trajectory."""
+    offset, mass = torch.tensor([0.0, 0.1], dtype=torch.float64), torch.tensor([1.0, 2.0], dtype=torch.float64)
+    scene = td.combine(crate=td.Body(mass, inertia=(0.01, 0.01, 0.01), shape=CUBE), floor=td.Plane(offset=offset))
+    z = scene.initial_state(2, crate={"position": torch.tensor([[0, 0, 0.10002], [0, 0, 0.20002]])})
+    path = scene.rollout(z, steps=15)
+    out = scene.step(path.z[:, -2])
+    over_time, at_once = scene.contact_report(path.z, path), scene.contact_report(out.z, out)
+    assert over_time.forces.shape == (2, 15, 8, 3) and at_once.forces.shape == (2, 8, 3)
+    torch.testing.assert_close(over_time.forces[:, -1], at_once.forces, rtol=0, atol=1e-4)
+    force = over_time.force("crate", "floor")[:, -1, 2]
+    torch.testing.assert_close(force, 9.81 * mass, rtol=0, atol=1e-3)
+    assert [(pair.body, pair.other, len(pair.contacts)) for pair in over_time.touching(1, 14)] == [("crate", "floor", 4)]
+
+
 def test_robot_without_other_contacts() -> None:
     """Feet of a robot on the world; a mechanism without contacts; periods."""
     quadruped = td.models.quadruped()

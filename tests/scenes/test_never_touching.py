@@ -46,6 +46,14 @@ def test_what_floats_may_meet_anything() -> None:
         assert td.combine(part=part, wall=td.Sphere(0.1, position=(0, 0, 1.0))).never_touching(100) == expected
 
 
+def test_batches_of_parameters() -> None:
+    """A pair stays apart only if it does so in every environment: slides of two lengths below a ball."""
+    for reach, expected in ((0.7, [("part/a", "wall")]), (0.9, [])):
+        limits = torch.zeros(2, 1), torch.tensor([[0.1], [reach]])
+        part = td.Mechanism({"a": td.Body(1.0, shape=BALL)}, {"slide": td.Prismatic(None, "a", axis=(0, 0, 1), limits=limits)})
+        assert td.combine(part=part, wall=td.Sphere(0.1, position=(0, 0, 1.0))).never_touching(200) == expected
+
+
 def test_a_scene_moves_the_same_without_them() -> None:
     scene = chain((-2.0, 2.0))
     scene.options = td.SolverOptions(kappa=1e-9)

@@ -98,11 +98,15 @@ def contact_report(structure: Structure, z: Tensor, out: Any, repeat: int) -> Co
     if impulses.shape[-1:] != (size,):
         raise ValueError(f"contact_report: got impulses of shape {tuple(impulses.shape)}; allowed: (..., {size}), as of step and rollout")
     contacts, order = structure.named_contacts(), {name: i for i, name in enumerate(structure.bodies)}
+    over_time = hasattr(out, "u")
+    if over_time:  # batch dimensions of parameters stand before the time: move the time in front of all
+        z, impulses = z.movedim(-2, 0), impulses.movedim(-2, 0)
     rows: dict[str, Tensor] = {}
     for group in contacts_by_kind(contacts, list(structure.bodies), with_world(split_state(z)[0])):
         rows |= dict(zip(group.names, _rows(structure, group, impulses / check_repeat(repeat), order).unbind(-2), strict=True))
     columns = torch.broadcast_tensors(*(rows[name] for name in contacts))
     table = torch.stack(columns, dim=-2) if rows else z.new_zeros(*z.shape[:-1], 0, 11)
+    table = table.movedim(0, -3) if over_time else table
     active, points, normals, gaps, forces = table.split((1, 3, 3, 1, 3), dim=-1)
     pairs = tuple(pair_of(contact, order) for contact in contacts.values())
     return ContactReport(tuple(contacts), pairs, active[..., 0] > 0, points, normals, gaps[..., 0], forces)

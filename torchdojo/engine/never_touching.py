@@ -12,6 +12,7 @@ from torchdojo.elements.joints import StandardJoint
 from torchdojo.engine import minimal, observables
 from torchdojo.engine.backends import Backends
 from torchdojo.engine.contact_report import pair_of
+from torchdojo.parameters import PhysicalModule
 from torchdojo.solver.options import SolverOptions
 from torchdojo.structure import Structure
 
@@ -37,11 +38,12 @@ def never_touching(backends: Backends, options: SolverOptions, samples: Any, mar
         return []
     generator = torch.Generator().manual_seed(seed)
     nearest = torch.full((len(structure.contacts),), torch.inf, dtype=torch.float64)
-    left = samples
+    left, batched = samples, _batch_dimensions(structure)
     with torch.no_grad():
         while left:
             count = min(left, max(1, AT_ONCE // len(structure.contacts)))
-            z = minimal.to_maximal(backends, options, _samples(structure, count, generator), None)
+            q = _samples(structure, count, generator)
+            z = minimal.to_maximal(backends, options, q.reshape(count, *(1,) * batched, -1), None)
             distances = observables.distances(backends, options, z)
             nearest = torch.minimum(nearest, distances.flatten(0, -2).amin(0).cpu())
             left -= count
@@ -59,6 +61,12 @@ def _sampled_parts(structure: Structure) -> dict[str | None, int]:
         parent = None if entry.parent < 0 else names[entry.parent]
         part[names[entry.child]] = part[parent] if _bounded(entry.joint) else entry.child
     return part
+
+
+def _batch_dimensions(structure: Structure) -> int:
+    """How many batch dimensions the parameters have, behind which samples stand."""
+    modules = [module for module in structure.modules() if isinstance(module, PhysicalModule)]
+    return max(getattr(module, name).ndim - ndim for module in modules for name, ndim in module.fields.items())
 
 
 def _bounded(joint: Any) -> bool:

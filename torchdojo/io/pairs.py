@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torchdojo.elements.bodies import Body
@@ -66,7 +66,8 @@ def pair_contacts(
     world = {info.surface: info.other_shape for info in pairs.values() if info.other is None}
     solids = Solids(bodies, joints.values(), world)
     if isinstance(contacts, Filter):
-        allowed = {frozenset(pair[:2]) for pair in selected(solids, contacts)}
+        rule = replace(contacts, neighbors=contacts.neighbors or 0)  # the file itself says which neighbors touch
+        allowed = {frozenset(pair[:2]) for pair in selected(solids, rule)}
         pairs = {name: info for name, info in pairs.items() if frozenset(info.names) in allowed}
     result: dict[str, Contact] = {}
     known = set(taken)
