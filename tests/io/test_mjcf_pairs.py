@@ -134,7 +134,7 @@ def test_a_filter_leaves_out_pairs(write_mjcf: Write) -> None:
     one = td.Filter([("r/arm", "r/hand")])
     assert set(named(quiet(path, contacts=one, ground=False))) == {frozenset(("upper", "palm")), frozenset(("upper", "ring"))}
     with pytest.raises(ValueError, match="unknown name 'spoon'"):
-        quiet(path, contacts=td.Filter(exclude=[("ball", "spoon")]))
+        quiet(path, contacts=td.Filter(exclude=[("r/ball", "spoon")]))
     with pytest.raises(ValueError, match=r"contacts is 'some'; allowed: 'collision', 'all', td.Filter\(...\), None"):
         td.load(path, contacts="some")
 
