@@ -90,6 +90,7 @@ class Contact(Element):
     damping: Any
     torsional_friction: Any
     rolling_friction: Any
+    surface_name: str = "world"  #: of the fixed surface, where `other` is None: the name of a plane or shape of a scene
     depenetration_speed: float | None = None  # the option of the step, for contacts without a law of overlap of their own
 
     def __init__(
