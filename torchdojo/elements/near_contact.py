@@ -34,9 +34,7 @@ class NearContact(NonlinearContact):
     term: Tensor
     fading: Tensor
 
-    def __init__(
-        self, body: str, *, shapes: tuple[Polytope, Polytope], other: str | None = None, friction: Any = 0.5, **laws: Any
-    ) -> None:
+    def __init__(self, body: str, *, shapes: tuple[Polytope, Polytope], other: str | None = None, friction: Any = 0.5, **laws: Any) -> None:
         Element.__init__(self)
         self.body, self.other = body, None if other == "world" else other
         if self.other == body:
