@@ -15,9 +15,10 @@ from torchdojo.elements.contact import Contact, Touch, _pose_of_other
 from torchdojo.elements.contacts import NonlinearContact
 from torchdojo.elements.element import Element, Motion, Pose
 from torchdojo.geometry.near_terms import NOTHING, Term, near_term
-from torchdojo.geometry.polytopes import Polytope
+from torchdojo.geometry.polytopes import Polytope, polytope_of
+from torchdojo.geometry.shapes import Shape
 
-__all__ = ["NearContact"]
+__all__ = ["NearContact", "near_contacts"]
 
 
 class NearContact(NonlinearContact):
@@ -65,3 +66,27 @@ class NearContact(NonlinearContact):
     def world_impulse(self, impulse: Tensor, *poses: Pose) -> Tensor:
         found = self.near(poses)
         return found.weight[..., None] * self.force(found.normal, impulse)
+
+
+def near_contacts(
+    a: str, shape_a: Shape, b: str | None, shape_b: Shape, *, slots: int = 8, radius: float | None = None, **arguments: Any
+) -> dict[str, NearContact]:
+    """Contacts through which two convex shapes touch wherever they are near each other: corners, edges and faces.
+
+    Args:
+        a, b: names of the bodies; b None: the world. shape_a, shape_b: in their frames; as in `polytope_of`.
+        slots: places of contact at a time. Boxes that lie on each other need eight, and edges that cross some more.
+        radius: of sharp edges [m]; default: a hundredth of a shape's smallest extent, from 0.1 to 1 mm.
+        arguments: friction and laws of `NearContact`, the same for all.
+
+    Returns:
+        Contacts by names that begin with "a_b".
+
+    Raises:
+        ValueError: a shape that is not convex or too thin, a bad number of slots.
+    """
+    if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
+        raise ValueError(f"slots: got {slots!r}; allowed: a whole number of 1 or more")
+    shapes = polytope_of(shape_a, radius), polytope_of(shape_b, radius)
+    label = f"{a}_{'world' if b is None else b}"
+    return {f"{label}_near{i}": NearContact(a, shapes=shapes, other=b, **arguments) for i in range(slots)}

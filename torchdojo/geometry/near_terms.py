@@ -55,7 +55,7 @@ def all_terms(a: Polytope, b: Polytope) -> Tensor:
 def near_term(
     a: Polytope, b: Polytope, pose_a: tuple[Tensor, Tensor], pose_b: tuple[Tensor, Tensor], term: Tensor, fading: bool | Tensor = True
 ) -> Term:
-    """The terms (..., 3) of two shapes at poses (x (..., 3), q (..., 4)). A term of the kind `NOTHING` is 2 `REACH` apart, and weighs nothing.
+    """The terms (..., 3) of two shapes at poses (x (..., 3), q (..., 4)). `NOTHING` is 2 `REACH` apart, and weighs nothing.
 
     Args:
         fading: whether impulses fade with the gap; else they do not, but at crossings that are no places of contact.

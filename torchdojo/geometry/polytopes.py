@@ -7,13 +7,14 @@ than their radii is C¹ in their poses. A point is a core of one corner, a segme
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchdojo.geometry.hulls import convex_hull
+from torchdojo.geometry.hulls import Hull, convex_hull
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Shape, Sphere
 from torchdojo.quaternion import rotate
 
@@ -29,9 +30,13 @@ SIDES = 24  # of the prism that stands for a cylinder
 class Polytope:
     """A convex core in the frame of its body, and a radius around it.
 
-    vertices: (V, 3) [m]. normals: (F, 3) of faces, outward; offsets: (F,) [m]. edges: (E, 2) ends of the edges between faces that are not in
-    one plane. faces: (E, 2) at each edge, −1: none. inward: (E, 2, 3) in either face, perpendicular to the edge and away from it, zero
-    without a face: normals n of the edge have n·inward <= 0. outward: (E, 3) sum of both faces' normals. radius: [m].
+    vertices: (V, 3) [m].
+    normals, offsets: of faces (F, 3), outward, and (F,) [m].
+    edges, faces: (E, 2) ends of the edges between faces that are not in one plane, and their faces; −1: none.
+    inward: (E, 2, 3) in either face, perpendicular to the edge and away from it, so that normals n of the edge have n·inward <= 0; zero
+        without a face.
+    outward: (E, 3) sum of both faces' normals.
+    radius: [m].
     """
 
     vertices: Tensor
@@ -79,10 +84,9 @@ class Polytope:
         return cls._of(points, normal, offsets, edges, faces, inward, normal[faces].sum(1), radius)
 
     @classmethod
-    def _of(cls, vertices: Array, normals: Array, offsets: Array, edges: Array, faces: Array, inward: Array, outward: Array, radius: float):
-        numbers = (torch.as_tensor(value, dtype=torch.float64) for value in (vertices, normals, offsets, inward, outward))
-        vertex, normal, offset, inner, outer = numbers
-        return cls(vertex, normal, offset, torch.as_tensor(edges), torch.as_tensor(faces), inner, outer, float(radius))
+    def _of(cls, *given: Any) -> Polytope:
+        *arrays, radius = given
+        return cls(*map(torch.as_tensor, arrays), radius=float(radius))
 
     def distance(self, point: Tensor) -> tuple[Tensor, Tensor]:
         """Signed distance (...,) of points (..., 3) from the core, and its gradient, the outward unit normal (..., 3).
@@ -153,9 +157,36 @@ def polytope_of(shape: Shape, radius: float | None = None) -> Polytope:
         ring = (float(shape.radius) - own) * torch.stack((turn.cos(), turn.sin()), -1)
         half_length = 0.5 * float(shape.length) - own
         points = torch.cat([torch.cat((ring, torch.full((SIDES, 1), z, dtype=torch.float64)), -1) for z in (-half_length, half_length)])
+    elif isinstance(shape, Hull):
+        own = rounding(float(np.ptp(shape.vertices.detach().numpy(), axis=0).min())) if radius is None else radius
+        points = torch.as_tensor(eroded(shape.vertices.detach().numpy(), own))
     else:
-        raise ValueError(f"near contacts: got {type(shape).__name__}; allowed: Sphere, Capsule, Box and Cylinder")
+        raise ValueError(f"near contacts: got {type(shape).__name__}; allowed: Sphere, Capsule, Box, Cylinder and Hull")
     return Polytope.of_points((position + rotate(orientation, points)).numpy(), own)
+
+
+def eroded(points: Array, depth: float) -> Array:
+    """The corners of the hull of points (n, 3) whose faces have all moved inwards by `depth` [m].
+
+    Raises:
+        ValueError: points in a plane, or nothing left.
+    """
+    from scipy.optimize import linprog
+    from scipy.spatial import ConvexHull, HalfspaceIntersection, QhullError
+
+    try:
+        planes = ConvexHull(points).equations + np.array([0.0, 0.0, 0.0, depth])
+    except QhullError as error:
+        raise ValueError("near contacts: got a flat hull; allowed: hulls that enclose a volume") from error
+    # The ball of the largest radius inside (Boyd and Vandenberghe 2004, section 4.3.1) has its center off all planes.
+    found = linprog([0, 0, 0, -1.0], np.c_[planes[:, :3], np.ones(len(planes))], -planes[:, 3], bounds=[(None, None)] * 3 + [(0, None)])
+    if not found.success or found.x[3] < 1e-3 * depth:
+        raise ValueError(f"near contacts: got a hull thinner than twice its radius {depth:g} m; give a smaller radius=")
+    corners = HalfspaceIntersection(planes, found.x[:3]).intersections
+    scale = 1e-9 * float(np.ptp(corners, axis=0).max())
+    keep = [i for i, corner in enumerate(corners) if not (np.abs(corners[:i] - corner).max(-1) < scale).any()]
+    result: Array = corners[keep]
+    return result
 
 
 def rounding(extent: float) -> float:

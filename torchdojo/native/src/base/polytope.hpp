@@ -2,7 +2,9 @@
 // S: double, or double with derivatives.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "base/dual.hpp"
 #include "torchdojo_tables.hpp"
@@ -17,6 +19,11 @@ struct Polytope {
     double radius;
     const double *vertex, *face = nullptr, *edge = nullptr;
 
+    double bound() const {
+        double square = 0;
+        for (int i = 0; i < vertices; ++i) square = std::fmax(square, dot(corner(i), corner(i)));
+        return std::sqrt(square);
+    }
     Vec3<double> corner(int i) const { return load3(vertex + 3 * i); }
     Vec3<double> normal(int f) const { return load3(face + 4 * f); }
     double offset(int f) const { return face[4 * f + 3]; }
@@ -27,6 +34,7 @@ template <class S>
 struct NearTerm {
     S gap, weight;
     Vec3<S> normal, point;
+    double raw = 0;  // of crossings: the gap of the lines of both edges, before it is blended
 };
 
 TD_INLINE double value_of(double x) { return x; }
@@ -150,6 +158,7 @@ NearTerm<S> crossing_gap(const Polytope &a, const Polytope &b, const Vec3<S> *x,
         keep = keep * fade(S(1 / (c::cone_high - c::cone_low)) * (leaves_a - c::cone_low));
         keep = keep * fade(S(1 / (c::cone_high - c::cone_low)) * (leaves_b - c::cone_low));
     }
+    r.raw = value_of(gap);
     r.gap = keep * gap + (1.0 - keep) * S(2 * c::reach);
     r.weight = keep;
     r.point = from_a + s * u - S(a.radius) * r.normal;
@@ -174,6 +183,45 @@ NearTerm<S> near_term(const Polytope &a, const Polytope &b, const Vec3<S> *x, co
     }
     if (fading) r.weight = r.weight * fade(S(2 / reach) * r.gap - 1.0);
     return r;
+}
+
+// The nearest terms of a pair with gaps below `reach`, up to `capacity` of them, the nearest first; (kind, feature, feature) of each.
+// Returns how many there are.
+inline int64_t near_terms(const Polytope &a, const Polytope &b, const Vec3<double> *x, const Mat3<double> *R, double reach,
+                          int64_t capacity, double *terms, double *gaps) {
+    const double radius = a.radius + b.radius;
+    int64_t found = 0;
+    auto add = [&](int kind, int i, int j) {
+        const int term[3] = {kind, i, j};
+        const NearTerm<double> at = near_term<double>(a, b, x, R, term, false);
+        // Lines of edges that are past each other belong to no nearest points, unless the cores overlap a little.
+        if (!(at.gap < reach) || (kind == crossing_term && (!(at.weight > 0) || at.raw < -1.5 * radius))) return;
+        int64_t place = std::min(found++, capacity);
+        for (; place > 0 && gaps[place - 1] > at.gap; --place)
+            if (place < capacity) gaps[place] = gaps[place - 1], std::copy_n(terms + 3 * (place - 1), 3, terms + 3 * place);
+        if (place >= capacity) return;
+        gaps[place] = at.gap;
+        for (int k = 0; k < 3; ++k) terms[3 * place + k] = term[k];
+    };
+    const Vec3<double> apart = x[0] - x[1];
+    const double bound = a.bound() + b.bound() + radius + reach;
+    if (dot(apart, apart) > bound * bound) return 0;
+    for (int i = 0; i < a.vertices; ++i) add(corner_term, i, 0);
+    for (int i = 0; i < b.vertices && a.vertices + b.vertices > 2; ++i) add(other_corner_term, i, 0);
+    for (int i = 0; i < a.edges; ++i) {
+        const double *ea = a.edge_row(i);
+        const Vec3<double> a0 = a.corner(int(ea[0])), a1 = a.corner(int(ea[1])), u = a1 - a0;
+        const Vec3<double> middle = x[0] + R[0] * (0.5 * (a0 + a1));
+        const double half = 0.5 * std::sqrt(dot(u, u)) + radius + reach;
+        for (int j = 0; j < b.edges; ++j) {
+            const double *eb = b.edge_row(j);
+            const Vec3<double> b0 = b.corner(int(eb[0])), b1 = b.corner(int(eb[1])), v = b1 - b0;
+            const Vec3<double> between = middle - x[1] - R[1] * (0.5 * (b0 + b1));
+            const double most = half + 0.5 * std::sqrt(dot(v, v));
+            if (dot(between, between) <= most * most) add(crossing_term, i, j);
+        }
+    }
+    return found;
 }
 
 }  // namespace torchdojo

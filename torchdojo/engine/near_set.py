@@ -1,0 +1,190 @@
+"""Steps of mechanisms whose bodies touch at near terms (elements/near_contact.py): which terms are in the slots of each environment.
+
+A step is solved for the terms that are near at its start. Then the terms that are near at its end and were in no slot are added, and the
+step is solved again, from its last solution. So no near term is left out, and the step is one continuous function of its inputs: terms
+beyond the reach weigh nothing, whether they are in slots or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo.elements.near_contact import NearContact
+from torchdojo.engine.backend import Backend
+from torchdojo.geometry.near_terms import CROSSING, NOTHING, REACH, all_terms, near_term
+from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.gradients.request import Request, StepInputs
+from torchdojo.parameters import transforming
+from torchdojo.solver.options import Status
+from torchdojo.state.layout import STATE_SIZE
+from torchdojo.structure import Structure
+
+__all__ = ["NearPair", "NearSteps", "near_pairs", "search_in_torch"]
+
+PASSES = 8  # solves of a step at most
+BASE = 1 << 20  # more than a shape has features
+
+
+class NearPair(NamedTuple):
+    """A pair of convex shapes: its slots, by the number of their first contact, and the numbers of both bodies (−1: the world)."""
+
+    slots: list[NearContact]
+    contact: int
+    bodies: tuple[int, int]
+
+
+Search = Callable[[NearPair, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def near_pairs(structure: Structure) -> list[NearPair]:
+    """The pairs of a mechanism that touch at near terms, in the order of their first contacts."""
+    number = {name: i for i, name in enumerate(structure.bodies)}
+    pairs: dict[tuple[object, ...], NearPair] = {}
+    for i, contact in enumerate(structure.contacts.values()):
+        if isinstance(contact, NearContact):
+            key = (contact.body, contact.other, *map(id, contact.shapes))
+            bodies = number[contact.body], -1 if contact.other is None else number[contact.other]
+            pairs.setdefault(key, NearPair([], i, bodies)).slots.append(contact)
+    return list(pairs.values())
+
+
+class NearSteps(Backend):
+    """The steps of a request, by the backend that `select` gives for it once the slots have their terms.
+
+    search: (pair, states (N, 13 nb), reach (N,) [m]) -> the nearest terms (N, slots, 3), and how many there are (N,).
+    """
+
+    def __init__(self, structure: Structure, request: Request, pairs: list[NearPair], select: Callable[[Request], Backend], search: Search):
+        super().__init__(structure, (), request)
+        self.pairs, self._select, self._search = pairs, select, search
+
+    def step(self, given: StepInputs) -> StepOutput:
+        """One step. The slots keep its terms, for its derivatives and for the next step.
+
+        Raises:
+            RuntimeError: a pair has more near terms than slots, or values are hidden by `torch.func` or `torch.compile`.
+        """
+        if torch.compiler.is_compiling() or transforming():
+            raise RuntimeError(
+                "near contacts: terms are chosen by the values of states, which torch.func and torch.compile hide; use .backward(), "
+                "mech.jacobians or mech.linearize"
+            )
+        z = given.z
+        lead, flat = z.shape[:-1], z.detach().reshape(-1, z.shape[-1])
+        chosen = []
+        for pair in self.pairs:
+            found, _ = self._search(pair, flat, REACH + _travel(pair, flat, self.structure.timestep))
+            chosen.append(_merge(_present(pair, lead), found))
+        for _ in range(PASSES):
+            for pair, terms in zip(self.pairs, chosen, strict=True):
+                _put(pair, terms.reshape(*lead, *terms.shape[1:]))
+            out = self._select(self.request).step(given)
+            if out.z.shape != z.shape:
+                raise ValueError(f"near contacts: got z of batch {tuple(lead)}, but inputs of {tuple(out.z.shape[:-1])}; give z that batch")
+            if self._complete(out, chosen):
+                return out
+            given = given._replace(warm=out.solution.detach())
+        late = torch.full_like(out.status, int(Status.MAX_ITERATIONS))
+        return out._replace(status=torch.maximum(out.status, late))
+
+    def _complete(self, out: StepOutput, chosen: list[Tensor]) -> bool:
+        """Whether the slots have all terms that are near after a step; else they get those that they lack."""
+        end, complete = out.z.detach().reshape(-1, out.z.shape[-1]), True
+        solved = out.status.reshape(-1) == int(Status.SUCCESS)
+        for i, pair in enumerate(self.pairs):
+            terms, counts = self._search(pair, end, torch.full((len(end),), REACH, dtype=torch.float64))
+            _check_capacity(pair, counts)
+            new = _keys(terms)
+            lacking = ((new[:, :, None] != _keys(chosen[i])[:, None, :]).all(-1) & (new >= 0)).any(-1) & solved
+            if bool(lacking.any()):
+                complete = False
+                chosen[i] = torch.where(lacking[:, None, None], _merge(chosen[i], terms), chosen[i])
+        return complete
+
+    def jacobian(self, given: StepInputs, out: Tensor | None = None) -> Tensor:
+        solved = self.step(given)
+        return self._select(self.request).jacobian(given._replace(warm=solved.solution), out)
+
+    def having(self, parameters: Sequence[Tensor], request: Request) -> Backend:
+        raise RuntimeError("near contacts: steps with stacked parameters of their own (adaptive=, randomized gradients) are not available")
+
+
+def _check_capacity(pair: NearPair, counts: Tensor) -> None:
+    most, slot = int(counts.max()), pair.slots[0]
+    if most > len(pair.slots):
+        raise RuntimeError(
+            f"near contacts of {slot.body!r} and {slot.other or 'world'!r}: got {most} terms within {1e3 * REACH:g} mm; allowed: as many "
+            f"as slots, {len(pair.slots)}; give near_contacts(..., slots={most + 2})"
+        )
+
+
+def _present(pair: NearPair, lead: torch.Size) -> Tensor:
+    """The terms that the slots have, (N, K, 3); none where they belong to another batch."""
+    terms = [slot.term.detach() for slot in pair.slots]
+    if any(term.shape[:-1] != lead for term in terms):
+        return torch.full((lead.numel(), len(terms), 3), float(NOTHING), dtype=torch.float64)
+    return torch.stack([term.reshape(-1, 3) for term in terms], 1)
+
+
+def _put(pair: NearPair, terms: Tensor) -> None:
+    """Give slots their terms (..., K, 3). Slots that have them stay as they are, so that packed parameters are used again."""
+    for slot, term in zip(pair.slots, terms.unbind(-2), strict=True):
+        if slot.term.shape != term.shape or not torch.equal(slot.term, term):
+            slot.term = term.contiguous()
+
+
+def _travel(pair: NearPair, z: Tensor, timestep: Tensor) -> Tensor:
+    """How far points of the pair may come nearer in a step (N,) [m], at the speeds before it."""
+    way = torch.zeros(len(z), dtype=torch.float64)
+    for body, shape in zip(pair.bodies, pair.slots[0].shapes, strict=True):
+        if body >= 0:
+            state = z[:, STATE_SIZE * body : STATE_SIZE * (body + 1)]
+            extent = torch.linalg.vector_norm(shape.vertices, dim=-1).max() + shape.radius
+            way = way + torch.linalg.vector_norm(state[:, 3:6], dim=-1) + extent * torch.linalg.vector_norm(state[:, 10:13], dim=-1)
+    return way * timestep.detach().reshape(-1).expand(len(z))
+
+
+def search_in_torch(pair: NearPair, z: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
+    """The search of `NearSteps` without the kernel."""
+    a, b = pair.slots[0].shapes
+    terms = all_terms(a, b).double()
+    one = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    poses = []
+    for body in pair.bodies:
+        state = z[:, STATE_SIZE * body : STATE_SIZE * (body + 1)] if body >= 0 else None
+        x, q = (z.new_zeros(len(z), 3), one.expand(len(z), 4)) if state is None else (state[:, :3], state[:, 6:10])
+        poses.append((x[:, None].expand(-1, len(terms), 3), q[:, None].expand(-1, len(terms), 4)))
+    found = near_term(a, b, poses[0], poses[1], terms.expand(len(z), -1, 3), False)
+    apart = (terms[:, 0] == CROSSING) & (found.weight <= 0)
+    gap = torch.where(apart, torch.inf, found.gap)
+    near = gap < reach[:, None]
+    least, order = torch.where(near, gap, torch.inf).sort(dim=-1, stable=True)
+    slots = len(pair.slots)
+    order, least = order[:, :slots], least[:, :slots]
+    chosen = torch.where(torch.isfinite(least)[..., None], terms[order], float(NOTHING))
+    if chosen.shape[1] < slots:
+        chosen = torch.cat((chosen, chosen.new_full((len(z), slots - chosen.shape[1], 3), float(NOTHING))), 1)
+    return chosen, near.sum(-1)
+
+
+def _keys(terms: Tensor) -> Tensor:
+    """A number for each term (..., 3); −1 for none."""
+    kind, first, second = terms.long().unbind(-1)
+    return torch.where(kind < 0, -1, (kind * BASE + first) * BASE + second)
+
+
+def _merge(old: Tensor, found: Tensor) -> Tensor:
+    """The terms found (N, K, 3), each in the slot that had it before, the others in slots that are free then."""
+    before, new = _keys(old), _keys(found)
+    stays = (before[:, :, None] == new[:, None, :]).any(-1) & (before >= 0)
+    fresh = (new[:, :, None] != before[:, None, :]).all(-1) & (new >= 0)
+    order = (~fresh).to(torch.int8).argsort(dim=-1, stable=True)  # fresh ones first, the nearest before the others
+    rank = (~stays).long().cumsum(-1) - 1  # of free slots
+    taken = torch.gather(order, 1, rank.clamp_min(0))
+    enters = torch.gather(found, 1, taken[..., None].expand_as(found))
+    enters = torch.where((rank < fresh.sum(-1, keepdim=True))[..., None], enters, float(NOTHING))
+    return torch.where(stays[..., None], old, enters)
