@@ -79,17 +79,32 @@ class NearSteps(Backend):
         for pair in self.pairs:
             found, _ = self._search(pair, flat, REACH + _travel(pair, flat, self.structure.timestep))
             chosen.append(_merge(_present(pair, lead), found))
+        first = given.warm is None
         for _ in range(PASSES):
-            for pair, terms in zip(self.pairs, chosen, strict=True):
-                _put(pair, terms.reshape(*lead, *terms.shape[1:]))
-            out = self._select(self.request).step(given)
-            if out.z.shape != z.shape:
-                raise ValueError(f"near contacts: got z of batch {tuple(lead)}, but inputs of {tuple(out.z.shape[:-1])}; give z that batch")
-            if self._complete(out, chosen):
-                return out
-            given = given._replace(warm=out.solution.detach())
+            if first:
+                # Without a start, impulses begin at gaps wider than the reach, where they would act on nothing.
+                given = given._replace(warm=self._solve(given, chosen, 0.0).solution.detach())
+            out = self._solve(given, chosen, 1.0)
+            if first or not bool(((out.status != int(Status.SUCCESS)) | (out.substeps > 1)).any()):
+                if self._complete(out, chosen):
+                    return out
+                first = False
+                given = given._replace(warm=out.solution.detach())
+            else:
+                first, given = True, given._replace(warm=None)
         late = torch.full_like(out.status, int(Status.MAX_ITERATIONS))
         return out._replace(status=torch.maximum(out.status, late))
+
+    def _solve(self, given: StepInputs, chosen: list[Tensor], fading: float) -> StepOutput:
+        """A solve with these terms (N, K, 3) of each pair, where impulses fade with the gap (1) or do not (0)."""
+        lead = given.z.shape[:-1]
+        for pair, terms in zip(self.pairs, chosen, strict=True):
+            _put(pair, terms.reshape(*lead, *terms.shape[1:]), fading)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and fading > 0):
+            out = self._select(self.request).step(given)
+        if out.z.shape != given.z.shape:
+            raise ValueError(f"near contacts: got z of batch {tuple(lead)}, but inputs of {tuple(out.z.shape[:-1])}; give z that batch")
+        return out
 
     def _complete(self, out: StepOutput, chosen: list[Tensor]) -> bool:
         """Whether the slots have all terms that are near after a step; else they get those that they lack."""
@@ -130,11 +145,13 @@ def _present(pair: NearPair, lead: torch.Size) -> Tensor:
     return torch.stack([term.reshape(-1, 3) for term in terms], 1)
 
 
-def _put(pair: NearPair, terms: Tensor) -> None:
+def _put(pair: NearPair, terms: Tensor, fading: float) -> None:
     """Give slots their terms (..., K, 3). Slots that have them stay as they are, so that packed parameters are used again."""
     for slot, term in zip(pair.slots, terms.unbind(-2), strict=True):
         if slot.term.shape != term.shape or not torch.equal(slot.term, term):
             slot.term = term.contiguous()
+        if float(slot.fading) != fading:
+            slot.fading = torch.tensor(fading, dtype=torch.float64)
 
 
 def _travel(pair: NearPair, z: Tensor, timestep: Tensor) -> Tensor:

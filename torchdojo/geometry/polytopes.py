@@ -85,8 +85,8 @@ class Polytope:
 
     @classmethod
     def _of(cls, *given: Any) -> Polytope:
-        *arrays, radius = given
-        return cls(*map(torch.as_tensor, arrays), radius=float(radius))
+        vertices, normals, offsets, edges, faces, inward, outward = map(torch.as_tensor, given[:-1])
+        return cls(vertices, normals, offsets, edges, faces, inward, outward, float(given[-1]))
 
     def distance(self, point: Tensor) -> tuple[Tensor, Tensor]:
         """Signed distance (...,) of points (..., 3) from the core, and its gradient, the outward unit normal (..., 3).
