@@ -33,6 +33,7 @@ from torchdojo.elements.joints import (
     StandardJoint,
 )
 from torchdojo.elements.manifolds import contact_manifold, contacts_between
+from torchdojo.elements.near_contact import near_contacts
 from torchdojo.engine.adaptive import AdaptiveOptions
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalTrajectory
@@ -107,6 +108,7 @@ __all__ = [
     "learning",
     "load",
     "models",
+    "near_contacts",
     "parametrize",
     "planning",
     "resting_gap",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchdojo.elements.near_contact import NearContact
 from torchdojo.engine.backend import Backend
-from torchdojo.geometry.near_terms import CROSSING, NOTHING, REACH, all_terms, near_term
+from torchdojo.geometry.near_terms import NOTHING, REACH, all_terms, near_term
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request, StepInputs
 from torchdojo.parameters import transforming
@@ -176,8 +176,7 @@ def search_in_torch(pair: NearPair, z: Tensor, reach: Tensor) -> tuple[Tensor, T
         x, q = (z.new_zeros(len(z), 3), one.expand(len(z), 4)) if state is None else (state[:, :3], state[:, 6:10])
         poses.append((x[:, None].expand(-1, len(terms), 3), q[:, None].expand(-1, len(terms), 4)))
     found = near_term(a, b, poses[0], poses[1], terms.expand(len(z), -1, 3), False)
-    apart = (terms[:, 0] == CROSSING) & (found.weight <= 0)
-    gap = torch.where(apart, torch.inf, found.gap)
+    gap = torch.where(found.possible, found.gap, torch.inf)
     near = gap < reach[:, None]
     least, order = torch.where(near, gap, torch.inf).sort(dim=-1, stable=True)
     slots = len(pair.slots)

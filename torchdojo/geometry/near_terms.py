@@ -24,16 +24,21 @@ REACH = 1e-3  # [m]: impulses fade between half of it and all of it
 ENDS = 1e-3  # [m] over which a crossing fades beyond the end of an edge
 PARALLEL = (2e-3, 1e-2)  # sine of the angle between two edges below which their crossing fades, from the second on
 CONE = (0.1, 0.3)  # sine by which the normal of a crossing leaves the normals of an edge, over which it fades
+PAST = 1.5  # radii by which cores may overlap where edges cross: lines that are farther past each other belong to no nearest points
 NOTHING, CORNER, OTHER_CORNER, CROSSING = -1, 0, 1, 2  # kinds of terms
 
 
 class Term(NamedTuple):
-    """Gap (...,) [m], unit normal from b to a (..., 3), point on a (..., 3) and weight of the impulse (...,) of a term."""
+    """Gap (...,) [m], unit normal from b to a (..., 3), point on a (..., 3) and weight of the impulse (...,) of a term.
+
+    possible: (...,) whether it may be a place of contact: a crossing that counts, and whose edges are not past each other.
+    """
 
     gap: Tensor
     normal: Tensor
     point: Tensor
     weight: Tensor
+    possible: Tensor
 
 
 def fade(t: Tensor) -> Tensor:
@@ -63,7 +68,7 @@ def near_term(
     kind, first, second = term.long().unbind(-1)
     corner = _corner(a, b, pose_a, pose_b, first.clamp_max(len(a.vertices) - 1), kind == CORNER)
     flipped = _corner(b, a, pose_b, pose_a, first.clamp_max(len(b.vertices) - 1), kind == OTHER_CORNER)
-    other = Term(flipped.gap, -flipped.normal, flipped.point - flipped.gap[..., None] * flipped.normal, flipped.weight)
+    other = Term(flipped.gap, -flipped.normal, flipped.point - flipped.gap[..., None] * flipped.normal, flipped.weight, flipped.possible)
     result = _choose(kind == CORNER, corner, other)
     if len(a.edges) and len(b.edges):
         i, j = first.clamp_max(len(a.edges) - 1), second.clamp_max(len(b.edges) - 1)
@@ -85,7 +90,7 @@ def _corner(a: Polytope, b: Polytope, pose_a: tuple[Tensor, Tensor], pose_b: tup
     normal = quat.rotate(qb, local)
     gap = distance - a.radius - b.radius
     gap, weight = torch.where(asked, gap, 2 * REACH), torch.ones_like(gap)
-    return Term(gap, normal, place - a.radius * normal, torch.where(asked, weight, 0.0))
+    return Term(gap, normal, place - a.radius * normal, torch.where(asked, weight, 0.0), asked)
 
 
 def _crossing(
@@ -121,5 +126,6 @@ def _crossing(
         keep = keep * fade((-(a.inward.to(xa)[i, k] * in_a).sum(-1) - CONE[0]) / (CONE[1] - CONE[0]))
         keep = keep * fade(((b.inward.to(xa)[j, k] * in_b).sum(-1) - CONE[0]) / (CONE[1] - CONE[0]))
     keep = torch.where(real, keep, 0.0)
+    possible = (keep > 0) & (gap >= -PAST * (a.radius + b.radius))
     gap = torch.where(real, keep * gap + (1 - keep) * (2 * REACH), 2 * REACH)
-    return Term(gap, normal, from_a + s[..., None] * u - a.radius * normal, keep)
+    return Term(gap, normal, from_a + s[..., None] * u - a.radius * normal, keep, possible)

@@ -368,6 +368,7 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
         "parallel_high": near_terms.PARALLEL[1],
         "cone_low": near_terms.CONE[0],
         "cone_high": near_terms.CONE[1],
+        "past": near_terms.PAST,
     },
     "geometry": {
         "coincident": distance.COINCIDENT,

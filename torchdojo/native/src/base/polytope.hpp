@@ -195,7 +195,7 @@ inline int64_t near_terms(const Polytope &a, const Polytope &b, const Vec3<doubl
         const int term[3] = {kind, i, j};
         const NearTerm<double> at = near_term<double>(a, b, x, R, term, false);
         // Lines of edges that are past each other belong to no nearest points, unless the cores overlap a little.
-        if (!(at.gap < reach) || (kind == crossing_term && (!(at.weight > 0) || at.raw < -1.5 * radius))) return;
+        if (!(at.gap < reach) || (kind == crossing_term && (!(at.weight > 0) || at.raw < -constant::near_terms::past * radius))) return;
         int64_t place = std::min(found++, capacity);
         for (; place > 0 && gaps[place - 1] > at.gap; --place)
             if (place < capacity) gaps[place] = gaps[place - 1], std::copy_n(terms + 3 * (place - 1), 3, terms + 3 * place);
