@@ -150,6 +150,24 @@ def test_backends_agree() -> None:
         z, warm = outs[0].z, outs[0].solution
 
 
+@needs_kernel
+@pytest.mark.parametrize("law", [{"stiffness": 1e4, "damping": 10.0}, {"recovery_speed": 0.1}])
+def test_laws_in_both_backends(law: dict[str, float]) -> None:
+    ball = td.Sphere(0.05)
+    outs = []
+    for backend in ("native", "reference"):
+        contacts = td.near_contacts("ball", ball, None, FLOOR, slots=3, **law)
+        options = td.SolverOptions(backend=backend, residual_tol=1e-12)
+        mech = td.Mechanism({"ball": td.Body(1.0, shape=ball)}, (), contacts, options=options)
+        z = mech.initial_state(ball={"position": (0, 0, 0.052), "velocity": (0.1, 0, -0.6)}).requires_grad_(True)
+        out = mech.step(mech.step(z).z)
+        (gradient,) = torch.autograd.grad(out.z.sum(), z)
+        outs.append((out.z.detach(), gradient, out.status))
+    assert not outs[0][2].any() and not outs[1][2].any()
+    torch.testing.assert_close(outs[0][0], outs[1][0], atol=1e-10, rtol=0)
+    torch.testing.assert_close(outs[0][1], outs[1][1], atol=1e-8, rtol=1e-8)
+
+
 def test_box_comes_to_rest_at_the_gap_of_the_path() -> None:
     mech = one_box()
     path = mech.rollout(mech.initial_state(box={"position": (0, 0, 0.05), "angular_velocity": (3.0, 2.0, 1.0)}), steps=200)
@@ -251,6 +269,9 @@ def test_bad_input() -> None:
         td.near_contacts("box", BOX, "box", BOX)
     with pytest.raises(ValueError, match="thinner"):
         polytope_of(ball_hull(8, 0.01, 0), radius=0.02)
+    for law in ("torsional_friction", "restitution"):
+        with pytest.raises(TypeError, match=law):
+            td.near_contacts("box", BOX, None, FLOOR, **{law: 0.1})
     mech = one_box(slots=3)
     with pytest.raises(RuntimeError, match=r"8 terms .* slots, 3|4 terms .* slots, 3"):
         mech.rollout(mech.initial_state(box={"position": (0, 0, 0.0302)}), steps=20)

@@ -22,16 +22,18 @@ __all__ = ["NearContact", "near_contacts"]
 
 
 class NearContact(NonlinearContact):
-    """One slot of a pair of convex shapes, with the laws of `NonlinearContact`. Its impulse fades with the gap.
+    """One slot of a pair of convex shapes, with the friction of `NonlinearContact`. Its impulse fades with the gap.
 
     Args:
         body: name of the body. shapes: its core, and the core of the other one, each in the frame of its body.
         other: name of the other body; None or "world": it is fixed.
         term: kind and features of the term (..., 3); see `near_terms`. fading: (...,) 1 where impulses fade with the gap, 0 where not.
-        friction and laws: as in `NonlinearContact`.
+        friction, laws: as in `NonlinearContact`, without torsional and rolling friction and restitution.
     """
 
     fields: ClassVar[dict[str, int]] = {"friction": 0, "term": 1, "fading": 0}
+    # A patch of several places resists turning by itself. A bounce leaves the reach within its step, where impulses are zero.
+    laws = tuple(law for law in Contact.laws if law != "restitution")
     term: Tensor
     fading: Tensor
 
@@ -40,6 +42,9 @@ class NearContact(NonlinearContact):
         self.body, self.other = body, None if other == "world" else other
         if self.other == body:
             raise ValueError(f"{type(self).__name__}: got {body!r} as body and as other; a contact is between two different bodies")
+        unknown = [name for name in laws if name not in self.laws]
+        if unknown:
+            raise TypeError(f"{type(self).__name__}: got an unexpected keyword {unknown[0]!r}; laws of this contact are {list(self.laws)}")
         given = {name: value for name, value in laws.items() if value is not None}
         self._check_laws(given)
         self.shapes, self.shape_kind, self.other_kind = shapes, "polytope", "polytope"
