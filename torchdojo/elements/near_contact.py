@@ -74,13 +74,13 @@ class NearContact(NonlinearContact):
 
 
 def near_contacts(
-    a: str, shape_a: Shape, b: str | None, shape_b: Shape, *, slots: int = 8, radius: float | None = None, **arguments: Any
+    a: str, shape_a: Shape, b: str | None, shape_b: Shape, *, slots: int = 16, radius: float | None = None, **arguments: Any
 ) -> dict[str, NearContact]:
     """Contacts through which two convex shapes touch wherever they are near each other: corners, edges and faces.
 
     Args:
         a, b: names of the bodies; b None: the world. shape_a, shape_b: in their frames; as in `polytope_of`.
-        slots: places of contact at a time. Boxes that lie on each other need eight, and edges that cross some more.
+        slots: places of contact at a time. Boxes that lie on each other have up to 16, cylinders and hulls more.
         radius: of sharp edges [m]; default: a hundredth of a shape's smallest extent, from 0.1 to 1 mm.
         arguments: friction and laws of `NearContact`, the same for all.
 

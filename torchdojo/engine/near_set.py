@@ -15,7 +15,7 @@ from torch import Tensor
 
 from torchdojo.elements.near_contact import NearContact
 from torchdojo.engine.backend import Backend
-from torchdojo.geometry.near_terms import NOTHING, REACH, all_terms, near_term
+from torchdojo.geometry.near_terms import CROSSING, NOTHING, REACH, all_terms, near_term
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request, StepInputs
 from torchdojo.parameters import transforming
@@ -78,7 +78,7 @@ class NearSteps(Backend):
         chosen = []
         for pair in self.pairs:
             found, _ = self._search(pair, flat, REACH + _travel(pair, flat, self.structure.timestep))
-            chosen.append(_merge(_present(pair, lead), found))
+            chosen.append(_with(_current(_present(pair, lead), found), found))
         first = given.warm is None
         for _ in range(PASSES):
             if first:
@@ -113,11 +113,8 @@ class NearSteps(Backend):
         for i, pair in enumerate(self.pairs):
             terms, counts = self._search(pair, end, torch.full((len(end),), REACH, dtype=torch.float64))
             _check_capacity(pair, counts)
-            new = _keys(terms)
-            lacking = ((new[:, :, None] != _keys(chosen[i])[:, None, :]).all(-1) & (new >= 0)).any(-1) & solved
-            if bool(lacking.any()):
-                complete = False
-                chosen[i] = torch.where(lacking[:, None, None], _merge(chosen[i], terms), chosen[i])
+            after = _with(chosen[i], terms, solved)
+            complete, chosen[i] = complete and after is chosen[i], after
         return complete
 
     def jacobian(self, given: StepInputs, out: Tensor | None = None) -> Tensor:
@@ -193,14 +190,35 @@ def _keys(terms: Tensor) -> Tensor:
     return torch.where(kind < 0, -1, (kind * BASE + first) * BASE + second)
 
 
-def _merge(old: Tensor, found: Tensor) -> Tensor:
-    """The terms found (N, K, 3), each in the slot that had it before, the others in slots that are free then."""
+def _current(old: Tensor, found: Tensor) -> Tensor:
+    """Slots (N, K, 3) without crossings that are not among the terms found.
+
+    Lines of edges that are past each other would keep bodies where they are not. Corners may stay: their gaps are distances.
+    """
+    before = _keys(old)
+    gone = (old[..., 0] == CROSSING) & ~(before[:, :, None] == _keys(found)[:, None, :]).any(-1)
+    return torch.where(gone[..., None], float(NOTHING), old) if bool(gone.any()) else old
+
+
+def _with(old: Tensor, found: Tensor, wanted: Tensor | None = None) -> Tensor:
+    """Slots that have all terms found (N, K, 3), each in the slot that had it before, the others in slots that are free then.
+
+    Where none is lacking, the slots stay as they are, with corners that are no longer near: those weigh nothing. The same object comes
+    back where none is lacking at all.
+
+    Args:
+        wanted: (N,) environments that count; None: all.
+    """
     before, new = _keys(old), _keys(found)
-    stays = (before[:, :, None] == new[:, None, :]).any(-1) & (before >= 0)
-    fresh = (new[:, :, None] != before[:, None, :]).all(-1) & (new >= 0)
+    same = before[:, :, None] == new[:, None, :]
+    fresh = ~same.any(1) & (new >= 0)
+    lacking = fresh.any(-1) if wanted is None else fresh.any(-1) & wanted
+    if not bool(lacking.any()):
+        return old
+    stays = same.any(-1) & (before >= 0)
     order = (~fresh).to(torch.int8).argsort(dim=-1, stable=True)  # fresh ones first, the nearest before the others
     rank = (~stays).long().cumsum(-1) - 1  # of free slots
     taken = torch.gather(order, 1, rank.clamp_min(0))
     enters = torch.gather(found, 1, taken[..., None].expand_as(found))
     enters = torch.where((rank < fresh.sum(-1, keepdim=True))[..., None], enters, float(NOTHING))
-    return torch.where(stays[..., None], old, enters)
+    return torch.where(lacking[:, None, None], torch.where(stays[..., None], old, enters), old)
