@@ -129,7 +129,7 @@ def tower(count: int, seconds: float, kappa: float, **options: Any) -> Scene:
     bodies = {f"box{i}": Body(1.0, shape=box) for i in range(count)}
     contacts = near_contacts("box0", box, None, FLOOR, friction=0.6)
     for i in range(1, count):
-        contacts |= near_contacts(f"box{i}", box, f"box{i - 1}", box, friction=0.6, slots=12)
+        contacts |= near_contacts(f"box{i}", box, f"box{i - 1}", box, friction=0.6, slots=20)
     mech = build(bodies, contacts, kappa, **options)
     beside = 2e-3 * (2 * torch.rand(count, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64) - 1)
     start: dict[str, Any] = {
@@ -139,17 +139,17 @@ def tower(count: int, seconds: float, kappa: float, **options: Any) -> Scene:
 
 
 def dominoes(count: int, seconds: float, kappa: float, **options: Any) -> Scene:
-    """Dominoes of 20 × 100 × 200 mm and 0.3 kg, 80 mm apart; the first one is pushed at 3 rad/s."""
+    """Dominoes of 20 × 100 × 200 mm and 0.3 kg, 80 mm apart; the first one is pushed at 4 rad/s."""
     box = Box((0.02, 0.1, 0.2))
     bodies = {f"domino{i}": Body(0.3, shape=box) for i in range(count)}
     contacts: dict[str, NearContact] = {}
     for i in range(count):
         contacts |= near_contacts(f"domino{i}", box, None, FLOOR, friction=0.5, slots=10)
         if i:
-            contacts |= near_contacts(f"domino{i}", box, f"domino{i - 1}", box, friction=0.3, slots=12)
+            contacts |= near_contacts(f"domino{i}", box, f"domino{i - 1}", box, friction=0.3, slots=20)
     mech = build(bodies, contacts, kappa, **options)
     start: dict[str, Any] = {name: {"position": (0.08 * i, 0.0, 0.1 + LIFT)} for i, name in enumerate(bodies)}
-    start["domino0"]["angular_velocity"] = (0.0, 3.0, 0.0)
+    start["domino0"]["angular_velocity"] = (0.0, 4.0, 0.0)
     return Scene(mech, mech.initial_state(**start), round(seconds / TIMESTEP))
 
 
@@ -167,7 +167,7 @@ def bricks(courses: int, seconds: float, kappa: float, **options: Any) -> Scene:
         for other, (y, below) in places.items():
             beside = course == below and 0 < x - y < 1.1 * pitch
             if beside or (course == below + 1 and abs(x - y) < 0.9 * pitch):
-                contacts |= near_contacts(name, brick, other, brick, friction=0.6, slots=12)
+                contacts |= near_contacts(name, brick, other, brick, friction=0.6, slots=20)
     mech = build({name: Body(2.0, shape=brick) for name in places}, contacts, kappa, **options)
     start: dict[str, Any] = {
         name: {"position": (x, 0.0, BRICK[2] * (course + 0.5) + LIFT * (course + 1))} for name, (x, course) in places.items()
@@ -199,7 +199,7 @@ def arch(stones: int, seconds: float, kappa: float, **options: Any) -> Scene:
         if i in (0, stones - 1):
             contacts |= near_contacts(name, stone, None, FLOOR, friction=0.6)
         if i:
-            contacts |= near_contacts(name, stone, names[i - 1], stone, friction=0.6, slots=12)
+            contacts |= near_contacts(name, stone, names[i - 1], stone, friction=0.6, slots=20)
         spread = height + LIFT / (2 * math.tan(half)) * 1.0  # neighbors are LIFT apart
         start[name] = {
             "position": (spread * math.sin(angle), 0.0, spread * math.cos(angle) + LIFT),
@@ -223,7 +223,7 @@ def random_hull(corners: int, size: float, generator: np.random.Generator) -> Hu
 def drop(corners: int, seconds: float, kappa: float, **options: Any) -> Scene:
     """A hull of 1 kg falls from 0.3 m and tumbles."""
     hull = random_hull(corners, 0.06, np.random.default_rng(0))
-    mech = build({"hull": Body(1.0, shape=hull)}, near_contacts("hull", hull, None, FLOOR, friction=0.5, slots=28), kappa, **options)
+    mech = build({"hull": Body(1.0, shape=hull)}, near_contacts("hull", hull, None, FLOOR, friction=0.5, slots=64), kappa, **options)
     start = {"position": (0.0, 0.0, 0.3), "velocity": (0.5, 0.0, 0.0), "angular_velocity": (3.0, 2.0, 1.0)}
     return Scene(mech, mech.initial_state(hull=start), round(seconds / TIMESTEP))
 
@@ -291,9 +291,9 @@ def poured(count: int, seconds: float, kappa: float, **options: Any) -> Scene:
     names = list(hulls)
     for i, name in enumerate(names):
         for wall, shape in walls.items():
-            contacts |= {f"{wall}_{slot}": contact for slot, contact in near_contacts(name, hulls[name], None, shape, slots=10).items()}
+            contacts |= {f"{wall}_{slot}": contact for slot, contact in near_contacts(name, hulls[name], None, shape, slots=32).items()}
         for other in names[:i]:
-            contacts |= near_contacts(name, hulls[name], other, hulls[other], slots=8)
+            contacts |= near_contacts(name, hulls[name], other, hulls[other], slots=32)
     mech = build({name: Body(0.3, shape=hull) for name, hull in hulls.items()}, contacts, kappa, **options)
     start: dict[str, Any] = {}
     for i, name in enumerate(names):
