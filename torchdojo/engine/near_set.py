@@ -156,12 +156,14 @@ def _put(pair: NearPair, terms: Tensor, fading: float) -> None:
 
 def _travel(pair: NearPair, z: Tensor, timestep: Tensor) -> Tensor:
     """How far points of the pair may come nearer in a step (N,) [m], at the speeds before it."""
-    way = torch.zeros(len(z), dtype=torch.float64)
-    for body, shape in zip(pair.bodies, pair.slots[0].shapes, strict=True):
+    velocity, way = torch.zeros(len(z), 3, dtype=torch.float64), torch.zeros(len(z), dtype=torch.float64)
+    for body, shape, sign in zip(pair.bodies, pair.slots[0].shapes, (1, -1), strict=True):
         if body >= 0:
             state = z[:, STATE_SIZE * body : STATE_SIZE * (body + 1)]
             extent = torch.linalg.vector_norm(shape.vertices, dim=-1).max() + shape.radius
-            way = way + torch.linalg.vector_norm(state[:, 3:6], dim=-1) + extent * torch.linalg.vector_norm(state[:, 10:13], dim=-1)
+            velocity = velocity + sign * state[:, 3:6]
+            way = way + extent * torch.linalg.vector_norm(state[:, 10:13], dim=-1)
+    way = way + torch.linalg.vector_norm(velocity, dim=-1)
     return way * timestep.detach().reshape(-1).expand(len(z))
 
 

@@ -57,8 +57,9 @@ def build(
     bodies: dict[str, Body], contacts: dict[str, NearContact], kappa: float, joints: dict[str, Joint] | None = None, **options: Any
 ) -> Mechanism:
     """A mechanism with the gravity, timestep and options of these scenes."""
+    timestep = options.pop("timestep", TIMESTEP)
     chosen = SolverOptions(kappa=kappa, **options)
-    return Mechanism(bodies, joints or {}, contacts, timestep=TIMESTEP, gravity=(0.0, 0.0, -GRAVITY), options=chosen)
+    return Mechanism(bodies, joints or {}, contacts, timestep=timestep, gravity=(0.0, 0.0, -GRAVITY), options=chosen)
 
 
 def trace(scene: Scene) -> Trace:
@@ -67,6 +68,9 @@ def trace(scene: Scene) -> Trace:
     path = scene.mechanism.rollout(scene.z, control, steps=None if control is not None else scene.steps)
     gap, stored = near_gaps(scene.mechanism, path.z)
     energy = scene.mechanism.kinetic_energy(path.z) + scene.mechanism.potential_energy(path.z) + stored
+    masses = torch.stack([body.mass.detach() for body in scene.mechanism.bodies.values()])
+    rising = (path.z.unflatten(-1, (-1, STATE_SIZE))[..., 5] * masses).sum(-1)
+    energy = energy - 0.5 * scene.mechanism.timestep.detach() * GRAVITY * rising  # of the middle of a step, where velocities belong
     return Trace(path.z, path.status, path.substeps, path.iterations, gap, energy)
 
 
