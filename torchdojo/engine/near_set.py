@@ -79,20 +79,21 @@ class NearSteps(Backend):
         for pair in self.pairs:
             found, _ = self._search(pair, flat, REACH + _travel(pair, flat, self.structure.timestep))
             chosen.append(_merge(_present(pair, lead), found))
-        first = given.warm is None
+        first, lacking = given.warm is None, torch.ones(len(flat), dtype=torch.bool)
         for _ in range(PASSES):
             if first:
                 # Without a start, impulses begin at gaps wider than the reach, where they would act on nothing.
                 given = given._replace(warm=self._solve(given, chosen, 0.0).solution.detach())
             out = self._solve(given, chosen, 1.0)
             if first or not bool(((out.status != int(Status.SUCCESS)) | (out.substeps > 1)).any()):
-                if self._complete(out, chosen):
+                lacking = self._complete(out, chosen)
+                if not bool(lacking.any()):
                     return out
                 first = False
                 given = given._replace(warm=out.solution.detach())
             else:
                 first, given = True, given._replace(warm=None)
-        late = torch.full_like(out.status, int(Status.MAX_ITERATIONS))
+        late = torch.where(lacking.reshape(lead), int(Status.MAX_ITERATIONS), int(Status.SUCCESS)).to(out.status)
         return out._replace(status=torch.maximum(out.status, late))
 
     def _solve(self, given: StepInputs, chosen: list[Tensor], fading: float) -> StepOutput:
@@ -106,9 +107,10 @@ class NearSteps(Backend):
             raise ValueError(f"near contacts: got z of batch {tuple(lead)}, but inputs of {tuple(out.z.shape[:-1])}; give z that batch")
         return out
 
-    def _complete(self, out: StepOutput, chosen: list[Tensor]) -> bool:
-        """Whether the slots have all terms that are near after a step; else they get those that they lack."""
-        end, complete = out.z.detach().reshape(-1, out.z.shape[-1]), True
+    def _complete(self, out: StepOutput, chosen: list[Tensor]) -> Tensor:
+        """Which environments (N,) lack terms that are near after a step. Their slots get these."""
+        end = out.z.detach().reshape(-1, out.z.shape[-1])
+        incomplete = torch.zeros(len(end), dtype=torch.bool)
         solved = out.status.reshape(-1) == int(Status.SUCCESS)
         for i, pair in enumerate(self.pairs):
             terms, counts = self._search(pair, end, torch.full((len(end),), REACH, dtype=torch.float64))
@@ -116,9 +118,9 @@ class NearSteps(Backend):
             new = _keys(terms)
             lacking = ((new[:, :, None] != _keys(chosen[i])[:, None, :]).all(-1) & (new >= 0)).any(-1) & solved
             if bool(lacking.any()):
-                complete = False
-                chosen[i] = torch.where(lacking[:, None, None], _merge(chosen[i], terms), chosen[i])
-        return complete
+                incomplete |= lacking
+                chosen[i] = torch.where(lacking[:, None, None], _merge(chosen[i], terms, True), chosen[i])
+        return incomplete
 
     def jacobian(self, given: StepInputs, out: Tensor | None = None) -> Tensor:
         solved = self.step(given)
@@ -195,14 +197,19 @@ def _keys(terms: Tensor) -> Tensor:
     return torch.where(kind < 0, -1, (kind * BASE + first) * BASE + second)
 
 
-def _merge(old: Tensor, found: Tensor) -> Tensor:
-    """The terms found (N, K, 3), each in the slot that had it before, the others in slots that are free then."""
+def _merge(old: Tensor, found: Tensor, keep: bool = False) -> Tensor:
+    """The terms found (N, K, 3), each in the slot that had it before, the others in slots that are free then.
+
+    keep: whether slots that are not needed keep their terms, too. Else they have none.
+    """
     before, new = _keys(old), _keys(found)
     stays = (before[:, :, None] == new[:, None, :]).any(-1) & (before >= 0)
     fresh = (new[:, :, None] != before[:, None, :]).all(-1) & (new >= 0)
     order = (~fresh).to(torch.int8).argsort(dim=-1, stable=True)  # fresh ones first, the nearest before the others
-    rank = (~stays).long().cumsum(-1) - 1  # of free slots
-    taken = torch.gather(order, 1, rank.clamp_min(0))
+    choice = (stays.long() * 2 + (before >= 0).long()).argsort(dim=-1, stable=True)  # slots: empty ones first, then those of other terms
+    rank = torch.empty_like(choice).scatter_(-1, choice, torch.arange(choice.shape[-1]).expand_as(choice))
+    taken = torch.gather(order, 1, rank.clamp_max(order.shape[-1] - 1))
     enters = torch.gather(found, 1, taken[..., None].expand_as(found))
-    enters = torch.where((rank < fresh.sum(-1, keepdim=True))[..., None], enters, float(NOTHING))
-    return torch.where(stays[..., None], old, enters)
+    free = ~stays & (rank < fresh.sum(-1, keepdim=True))
+    rest = old if keep else torch.where(stays[..., None], old, float(NOTHING))
+    return torch.where(free[..., None], enters, rest)
