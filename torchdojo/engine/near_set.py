@@ -18,7 +18,7 @@ from torchdojo.engine.backend import Backend
 from torchdojo.geometry.near_terms import CROSSING, NOTHING, REACH, all_terms, near_term
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request, StepInputs
-from torchdojo.parameters import transforming
+from torchdojo.parameters import stacked, transforming
 from torchdojo.solver.options import Status
 from torchdojo.state.layout import STATE_SIZE
 from torchdojo.structure import Structure
@@ -78,22 +78,47 @@ class NearSteps(Backend):
         chosen = []
         for pair in self.pairs:
             found, _ = self._search(pair, flat, REACH + _travel(pair, flat, self.structure.timestep))
-            chosen.append(_with(_current(_present(pair, lead), found), found))
-        first = given.warm is None
+            chosen.append(_begin(_present(pair, lead), found, given.warm is None))
+        fresh, cold, bad = given.warm is None, given.warm is None, torch.ones(len(flat), dtype=torch.bool)
         for _ in range(PASSES):
-            if first:
+            if cold:
                 # Without a start, impulses begin at gaps wider than the reach, where they would act on nothing.
                 given = given._replace(warm=self._solve(given, chosen, 0.0).solution.detach())
             out = self._solve(given, chosen, 1.0)
-            if first or not bool(((out.status != int(Status.SUCCESS)) | (out.substeps > 1)).any()):
-                if self._complete(out, chosen):
-                    return out
-                first = False
-                given = given._replace(warm=out.solution.detach())
-            else:
-                first, given = True, given._replace(warm=None)
-        late = torch.full_like(out.status, int(Status.MAX_ITERATIONS))
+            unsound = self._unsound(given, out).reshape(-1)
+            astray = (out.status != int(Status.SUCCESS)) | (out.substeps > 1) | unsound.reshape(lead)
+            if bool(astray.any()) and not (cold and fresh):
+                # The start led astray: once more without it.
+                cold = fresh = True
+                given, chosen = given._replace(warm=None), [_begin(terms, terms, True) for terms in chosen]
+                continue
+            bad = self._complete(out, chosen)
+            if not bool(bad.any()):
+                bad = unsound
+                break
+            cold, given = False, given._replace(warm=out.solution.detach())
+        late = torch.where(bad.reshape(lead), int(Status.MAX_ITERATIONS), int(Status.SUCCESS)).to(out.status)
         return out._replace(status=torch.maximum(out.status, late))
+
+    @torch.no_grad()
+    def _unsound(self, given: StepInputs, out: StepOutput) -> Tensor:
+        """Environments (...,) whose bodies got energy from nothing: another root of the equations than the motion.
+
+        Contacts take energy. So without inputs and wrenches, a step adds no more than gravity does; the bound is generous.
+        """
+        driven = bool(given.u.any()) or given.wrench is not None
+        bodies = list(self.structure.named_bodies().values())
+        masses, inertias = stacked([body.mass for body in bodies], 0), stacked([body.inertia for body in bodies], 2)
+
+        def kinetic(z: Tensor) -> Tensor:
+            state = z.unflatten(-1, (-1, STATE_SIZE))
+            v, omega = state[..., 3:6], state[..., 10:13]
+            spin = (inertias @ omega[..., None]).squeeze(-1)
+            return 0.5 * ((masses * (v * v).sum(-1)).sum(-1) + (omega * spin).sum((-1, -2)))
+
+        falls = torch.linalg.vector_norm(self.structure.gravity, dim=-1) * self.structure.timestep
+        bound = 4 * kinetic(given.z) + 8 * masses.sum(-1) * falls * falls + 1e-3 * masses.sum(-1)
+        return kinetic(out.z) > (100 if driven else 1) * bound
 
     def _solve(self, given: StepInputs, chosen: list[Tensor], fading: float) -> StepOutput:
         """A solve with these terms (N, K, 3) of each pair, where impulses fade with the gap (1) or do not (0)."""
@@ -106,16 +131,20 @@ class NearSteps(Backend):
             raise ValueError(f"near contacts: got z of batch {tuple(lead)}, but inputs of {tuple(out.z.shape[:-1])}; give z that batch")
         return out
 
-    def _complete(self, out: StepOutput, chosen: list[Tensor]) -> bool:
-        """Whether the slots have all terms that are near after a step; else they get those that they lack."""
-        end, complete = out.z.detach().reshape(-1, out.z.shape[-1]), True
+    def _complete(self, out: StepOutput, chosen: list[Tensor]) -> Tensor:
+        """Which environments (N,) lack terms that are near after a step. Their slots get these."""
+        end = out.z.detach().reshape(-1, out.z.shape[-1])
+        incomplete = torch.zeros(len(end), dtype=torch.bool)
         solved = out.status.reshape(-1) == int(Status.SUCCESS)
         for i, pair in enumerate(self.pairs):
             terms, counts = self._search(pair, end, torch.full((len(end),), REACH, dtype=torch.float64))
             _check_capacity(pair, counts)
-            after = _with(chosen[i], terms, solved)
-            complete, chosen[i] = complete and after is chosen[i], after
-        return complete
+            new = _keys(terms)
+            lacking = ((new[:, :, None] != _keys(chosen[i])[:, None, :]).all(-1) & (new >= 0)).any(-1) & solved
+            if bool(lacking.any()):
+                incomplete |= lacking
+                chosen[i] = torch.where(lacking[:, None, None], _merge(chosen[i], terms, True), chosen[i])
+        return incomplete
 
     def jacobian(self, given: StepInputs, out: Tensor | None = None) -> Tensor:
         solved = self.step(given)
@@ -153,12 +182,14 @@ def _put(pair: NearPair, terms: Tensor, fading: float) -> None:
 
 def _travel(pair: NearPair, z: Tensor, timestep: Tensor) -> Tensor:
     """How far points of the pair may come nearer in a step (N,) [m], at the speeds before it."""
-    way = torch.zeros(len(z), dtype=torch.float64)
-    for body, shape in zip(pair.bodies, pair.slots[0].shapes, strict=True):
+    velocity, way = torch.zeros(len(z), 3, dtype=torch.float64), torch.zeros(len(z), dtype=torch.float64)
+    for body, shape, sign in zip(pair.bodies, pair.slots[0].shapes, (1, -1), strict=True):
         if body >= 0:
             state = z[:, STATE_SIZE * body : STATE_SIZE * (body + 1)]
             extent = torch.linalg.vector_norm(shape.vertices, dim=-1).max() + shape.radius
-            way = way + torch.linalg.vector_norm(state[:, 3:6], dim=-1) + extent * torch.linalg.vector_norm(state[:, 10:13], dim=-1)
+            velocity = velocity + sign * state[:, 3:6]
+            way = way + extent * torch.linalg.vector_norm(state[:, 10:13], dim=-1)
+    way = way + torch.linalg.vector_norm(velocity, dim=-1)
     return way * timestep.detach().reshape(-1).expand(len(z))
 
 
@@ -190,35 +221,32 @@ def _keys(terms: Tensor) -> Tensor:
     return torch.where(kind < 0, -1, (kind * BASE + first) * BASE + second)
 
 
-def _current(old: Tensor, found: Tensor) -> Tensor:
-    """Slots (N, K, 3) without crossings that are not among the terms found.
+def _begin(old: Tensor, found: Tensor, cold: bool) -> Tensor:
+    """The slots (N, K, 3) at the start of a step. Where none is lacking, corners that are no longer near stay, since they weigh nothing.
 
-    Lines of edges that are past each other would keep bodies where they are not. Corners may stay: their gaps are distances.
-    """
-    before = _keys(old)
-    gone = (old[..., 0] == CROSSING) & ~(before[:, :, None] == _keys(found)[:, None, :]).any(-1)
-    return torch.where(gone[..., None], float(NOTHING), old) if bool(gone.any()) else old
-
-
-def _with(old: Tensor, found: Tensor, wanted: Tensor | None = None) -> Tensor:
-    """Slots that have all terms found (N, K, 3), each in the slot that had it before, the others in slots that are free then.
-
-    Where none is lacking, the slots stay as they are, with corners that are no longer near: those weigh nothing. The same object comes
-    back where none is lacking at all.
-
-    Args:
-        wanted: (N,) environments that count; None: all.
+    Crossings do not: lines of edges that are past each other would keep bodies where they are not. Nor do they in a cold start, in which
+    impulses do not fade.
     """
     before, new = _keys(old), _keys(found)
     same = before[:, :, None] == new[:, None, :]
-    fresh = ~same.any(1) & (new >= 0)
-    lacking = fresh.any(-1) if wanted is None else fresh.any(-1) & wanted
-    if not bool(lacking.any()):
-        return old
-    stays = same.any(-1) & (before >= 0)
+    lacking = ((new >= 0) & ~same.any(1)).any()
+    past = ((old[..., 0] == CROSSING) & ~same.any(-1)).any()
+    return _merge(old, found) if cold or bool(lacking | past) else old
+
+
+def _merge(old: Tensor, found: Tensor, keep: bool = False) -> Tensor:
+    """The terms found (N, K, 3), each in the slot that had it before, the others in slots that are free then.
+
+    keep: whether slots that are not needed keep their terms, too. Else they have none.
+    """
+    before, new = _keys(old), _keys(found)
+    stays = (before[:, :, None] == new[:, None, :]).any(-1) & (before >= 0)
+    fresh = (new[:, :, None] != before[:, None, :]).all(-1) & (new >= 0)
     order = (~fresh).to(torch.int8).argsort(dim=-1, stable=True)  # fresh ones first, the nearest before the others
-    rank = (~stays).long().cumsum(-1) - 1  # of free slots
-    taken = torch.gather(order, 1, rank.clamp_min(0))
+    choice = (stays.long() * 2 + (before >= 0).long()).argsort(dim=-1, stable=True)  # slots: empty ones first, then those of other terms
+    rank = torch.empty_like(choice).scatter_(-1, choice, torch.arange(choice.shape[-1]).expand_as(choice))
+    taken = torch.gather(order, 1, rank.clamp_max(order.shape[-1] - 1))
     enters = torch.gather(found, 1, taken[..., None].expand_as(found))
-    enters = torch.where((rank < fresh.sum(-1, keepdim=True))[..., None], enters, float(NOTHING))
-    return torch.where(lacking[:, None, None], torch.where(stays[..., None], old, enters), old)
+    free = ~stays & (rank < fresh.sum(-1, keepdim=True))
+    rest = old if keep else torch.where(stays[..., None], old, float(NOTHING))
+    return torch.where(free[..., None], enters, rest)
