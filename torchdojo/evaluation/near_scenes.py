@@ -1,9 +1,8 @@
 """Scenes of convex bodies that touch wherever they are near each other: stacks, dominoes, walls, arches, drops, a grasp, a pour.
 
 Contacts are the near terms of pairs (geometry/near_terms.py). Energy counts what the barrier holds. On the central path a contact of the
-gap φ pushes with w(φ) κ/(h φ) [N], so it stores V(φ) = (κ/h) ∫_φ^R w(s)/s ds [J], with the fade w and the reach R. E is the
-total energy with V. Steps evaluate forces at their end, so E of bodies that do not turn falls by m|Δv|²/2 in a step, also in free fall. A body
-that turns by ωh in a step moves on arcs, and E errs with h².
+gap φ pushes with w(φ) κ/(h φ) [N], so it stores V(φ) = (κ/h) ∫_φ^R w(s)/s ds [J], with the fade w and the reach R. E is the total energy
+with V. Steps evaluate forces at their end, so E of bodies that do not turn falls by m|Δv|²/2 in a step, also in free fall.
 """
 
 from __future__ import annotations
@@ -348,8 +347,8 @@ def box_tower(setting: Setting) -> Outcome:
 
 
 def domino_row(setting: Setting) -> Outcome:
-    """Twelve dominoes fall, and lie on each other at the end."""
-    return measured(setting, "Dominoes", dominoes, *((3, 0.3) if setting.quick else (12, 3.0)))
+    """Twelve dominoes fall, and lie on each other at the end. The growth of E has no bound: it exceeds κ/h while they turn at 4 rad/s."""
+    return measured(setting, "Dominoes", dominoes, *((3, 0.3) if setting.quick else (12, 3.0)), passive=False)
 
 
 def brick_wall(setting: Setting) -> Outcome:
@@ -390,7 +389,11 @@ def near_grasp(setting: Setting) -> Outcome:
 
 
 def hull_drops(setting: Setting) -> Outcome:
-    """Hulls of 4 to 200 corners fall, tumble, and come to rest. E has no bound here, since its error of steps with ωh = 0.1 is far above κ/h."""
+    """Hulls of 4 to 200 corners fall, tumble, and come to rest.
+
+    The growth of E has no bound here: at h = 10, 5, 2.5, 1.25 ms it is 2.7, 0.20, 0.24, 0.15 mJ of 3 J (60 corners), against κ/h of 0.1,
+    0.2, 0.4, 0.8 mJ. At 10 rad/s corners move on arcs whose height is 0.3 mm in a step of 10 ms.
+    """
     measurements, lines = [], {}
     for corners in (4, 20) if setting.quick else (4, 8, 20, 60, 200):
         found = trace(drop(corners, 0.4 if setting.quick else 5.0, KAPPAS[0]))
