@@ -33,6 +33,7 @@ from torchdojo.elements.joints import (
     StandardJoint,
 )
 from torchdojo.elements.manifolds import contact_manifold, contacts_between
+from torchdojo.elements.near_contact import near_contacts
 from torchdojo.elements.touching import Filter
 from torchdojo.engine.adaptive import AdaptiveOptions
 from torchdojo.engine.contact_report import ContactReport, TouchingPair
@@ -116,6 +117,7 @@ __all__ = [
     "learning",
     "load",
     "models",
+    "near_contacts",
     "parametrize",
     "planning",
     "resting_gap",

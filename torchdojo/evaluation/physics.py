@@ -5,7 +5,19 @@ To add an experiment, write a function `Setting -> Outcome` and a line here. The
 
 from __future__ import annotations
 
-from torchdojo.evaluation import chains, collisions, conservation, convergence, friction, holding, impact, joint_laws, robots, spinning
+from torchdojo.evaluation import (
+    chains,
+    collisions,
+    conservation,
+    convergence,
+    friction,
+    holding,
+    impact,
+    joint_laws,
+    near_scenes,
+    robots,
+    spinning,
+)
 from torchdojo.evaluation.experiment import Experiment
 
 __all__ = ["EXPERIMENTS"]
@@ -22,6 +34,15 @@ EXPERIMENTS = (
     Experiment("box-stack", "A stack of ten boxes stands", collisions.box_stack),
     Experiment("pinch", "Two fingers hold a capsule", holding.pinch),
     Experiment("grasp", "Two fingers hold a cube", holding.grasp),
+    Experiment("near-stack", "A stack of ten boxes that touch wherever they are near", near_scenes.box_tower),
+    Experiment("near-dominoes", "Twelve dominoes fall", near_scenes.domino_row),
+    Experiment("near-wall", "A brick wall stands", near_scenes.brick_wall),
+    Experiment("near-arch", "An arch of nine stones stands", near_scenes.stone_arch),
+    Experiment("near-peg", "A peg falls into a hole", near_scenes.peg_in_hole),
+    Experiment("near-cylinder", "A cylinder rolls on a box and rests", near_scenes.cylinder_on_box),
+    Experiment("near-grasp", "Two fingers hold a cube", near_scenes.near_grasp),
+    Experiment("near-drops", "Hulls of 4 to 200 corners fall and rest", near_scenes.hull_drops),
+    Experiment("near-pour", "Hulls poured into a bin", near_scenes.bin_of_hulls),
     Experiment("sliding-box", "A box slides straight and stops where it should", friction.sliding_box),
     Experiment("slope", "A box on a slope: stiction and sliding", friction.slope),
     Experiment("joint-limit", "A pendulum falls into its limit and rests there", joint_laws.joint_limit),
