@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import pickle
 
 import numpy as np
 import pytest
@@ -280,6 +282,23 @@ def test_bad_input() -> None:
     with pytest.raises(RuntimeError, match=r"torch\.func"):
         torch.func.vmap(lambda state: mech.step(state).z)(torch.stack([z, z]))
     assert int(mech.step(torch.full_like(z, torch.nan)).status) != 0
+
+
+def test_report_copies_and_scenes() -> None:
+    """Forces of slots carry the weight, copies have pairs of their own, and parts keep their slots."""
+    mech = one_box()
+    z = mech.initial_state(box={"position": (0, 0, 0.0302)})
+    path = mech.rollout(z, steps=60)
+    report = mech.contact_report(path.z[-1], mech.step(path.z[-2], warm_start=path.solution[-1]))
+    assert int(report.active.sum()) == 4
+    torch.testing.assert_close(report.forces.sum(0), torch.tensor([0, 0, 9.81], dtype=torch.float64), atol=1e-6, rtol=0)
+    for other in (copy.deepcopy(mech), pickle.loads(pickle.dumps(mech))):
+        torch.testing.assert_close(other.rollout(z, steps=60).z, path.z, atol=1e-9, rtol=0)
+    both = td.combine(left=one_box(), right=one_box())
+    place = {f"{side}/box": {"position": (x, 0, 0.0302)} for side, x in (("left", -0.3), ("right", 0.3))}
+    end = both.rollout(both.initial_state(**place), steps=60)
+    assert not end.status.any()
+    torch.testing.assert_close(end.z[-1, [2, 15]], path.z[-1, [2, 2]], atol=1e-9, rtol=0)
 
 
 def test_slot_is_a_contact() -> None:

@@ -119,7 +119,7 @@ def _rows(structure: Structure, group: ContactsOfAKind, impulses: Tensor, order:
     gaps, normals, levers = group.contact._witness(tuple(group.poses))
     given = impulses[..., torch.tensor([list(range(piece.start, piece.stop)) for piece in pieces])]
     h = structure.timestep[..., None]
-    forces = group.contact.force(normals, given) / h[..., None]
+    forces = group.contact.world_impulse(given, *group.poses) / h[..., None]  # of contacts that fade, their share
     masses = [torch.stack(torch.broadcast_tensors(*(body.mass for body in side)), -1) for side in _sides(structure, members)]
     active = given[..., 0] * h * torch.stack([1 / mass for mass in torch.broadcast_tensors(*masses)]).sum(0) > gaps
     # The body of a contact is the one whose point it is: the second of a pair for the corners of its box.

@@ -88,6 +88,10 @@ class Polytope:
         vertices, normals, offsets, edges, faces, inward, outward = map(torch.as_tensor, given[:-1])
         return cls(vertices, normals, offsets, edges, faces, inward, outward, float(given[-1]))
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Polytope:
+        """Itself: it never changes, and the slots of a pair are those that have the same one."""
+        return self
+
     def distance(self, point: Tensor) -> tuple[Tensor, Tensor]:
         """Signed distance (...,) of points (..., 3) from the core, and its gradient, the outward unit normal (..., 3).
 
