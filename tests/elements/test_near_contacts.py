@@ -18,6 +18,7 @@ from torchdojo.engine import near_set
 from torchdojo.geometry.distance import point_box
 from torchdojo.geometry.near_terms import CORNER, REACH, all_terms, near_term
 from torchdojo.geometry.polytopes import eroded, polytope_of
+from torchdojo.gradients.request import Request, StepInputs
 from torchdojo.native import loader
 
 optimize = pytest.importorskip("scipy.optimize")
@@ -306,3 +307,27 @@ def test_slot_is_a_contact() -> None:
     assert contact.term.tolist() == [-1, 0, 0] and float(contact.friction) == 0.7
     contact.term = (float(CORNER), 2.0, 0.0)
     assert contact.body_names == ("box",)
+    for wrong in ((3.0, 0.0, 0.0), (0.0, 8.0, 0.0), (2.0, 0.0, 12.0), (0.5, 0.0, 0.0), (0.0, -1.0, 0.0)):
+        with pytest.raises(ValueError, match="term"):
+            contact.term = wrong
+
+
+def test_energy_from_nothing_is_flagged() -> None:
+    """A step that ends faster than free bodies can be is another root: the environment keeps its state."""
+    mech = one_box()
+    z = mech.initial_state(box={"position": (0, 0, 0.2)})
+    steps = mech.backends.select(Request(mech.options))
+    assert isinstance(steps, near_set.NearSteps)
+    solve = steps._select
+
+    class Fast:
+        def step(self, given):
+            out = solve(steps.request).step(given)
+            faster = out.z.clone()
+            faster[3:6] += 50.0
+            return out._replace(z=faster)
+
+    steps._select = lambda request: Fast()
+    out = steps.step(StepInputs(z, torch.zeros(0, dtype=torch.float64)))
+    assert int(out.status) == int(td.Status.MAX_ITERATIONS)
+    assert torch.equal(out.z, z) and not out.impulses.any()

@@ -14,9 +14,10 @@ from torch import Tensor
 from torchdojo.elements.contact import Contact, Touch, _pose_of_other
 from torchdojo.elements.contacts import NonlinearContact
 from torchdojo.elements.element import Element, Motion, Pose
-from torchdojo.geometry.near_terms import NOTHING, Term, near_term
+from torchdojo.geometry.near_terms import CROSSING, NOTHING, Term, near_term
 from torchdojo.geometry.polytopes import Polytope, polytope_of
 from torchdojo.geometry.shapes import Shape
+from torchdojo.parameters import require
 
 __all__ = ["NearContact", "near_contacts"]
 
@@ -52,6 +53,18 @@ class NearContact(NonlinearContact):
 
     def kind(self) -> tuple[object, ...]:
         return (*super().kind(), *map(id, self.shapes))
+
+    def check_field(self, name: str, value: Tensor) -> Tensor:
+        value = super().check_field(name, value)
+        if name == "term":
+            a, b = self.shapes
+            counts = value.new_tensor([[len(a.vertices), 1], [len(b.vertices), 1], [len(a.edges), len(b.edges)]])
+            kind = value[..., 0]
+            known = (kind >= NOTHING) & (kind <= CROSSING) & (value == value.round()).all(-1)
+            places = counts[torch.where(known, kind, 0.0).long().clamp_min(0)]
+            inside = ((value[..., 1:] >= 0) & (value[..., 1:] < places)).all(-1) | (kind == NOTHING)
+            require(known & inside, self.label(name), value, "a kind and numbers of features of both shapes (geometry/near_terms.py)")
+        return value
 
     def near(self, poses: tuple[Pose, ...]) -> Term:
         """The term of this slot at the poses of `body_names`."""

@@ -65,7 +65,9 @@ class Backends:
         Raises:
             RuntimeError: `backend="native"` where the kernel cannot be used.
         """
-        if self._near:
+        if self._near and not self._on_host:
+            raise RuntimeError("near contacts: got a mechanism on a GPU; allowed: the CPU, mech.to('cpu'), with states there or on a GPU")
+        if self._near and self._copies(request) is None:
             return NearSteps(self.structure, request, self._near, self._select, lambda *asked: self._search(request.options, *asked))
         return self._select(request)
 

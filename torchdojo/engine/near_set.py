@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchdojo.elements.joints import Floating
 from torchdojo.elements.near_contact import NearContact
 from torchdojo.engine.backend import Backend
 from torchdojo.geometry.near_terms import CROSSING, NOTHING, REACH, all_terms, near_term
@@ -75,10 +76,9 @@ class NearSteps(Backend):
             )
         z = given.z
         lead, flat = z.shape[:-1], z.detach().reshape(-1, z.shape[-1])
-        chosen = []
-        for pair in self.pairs:
-            found, _ = self._search(pair, flat, REACH + _travel(pair, flat, self.structure.timestep))
-            chosen.append(_begin(_present(pair, lead), found, given.warm is None))
+        found = [self._search(pair, flat, REACH + _travel(pair, flat, self.structure.timestep))[0] for pair in self.pairs]
+        known = [_present(pair, lead) for pair in self.pairs]
+        chosen = [_begin(old, new, given.warm is None) for old, new in zip(known, found, strict=True)]
         fresh, cold, bad = given.warm is None, given.warm is None, torch.ones(len(flat), dtype=torch.bool)
         for _ in range(PASSES):
             if cold:
@@ -88,25 +88,34 @@ class NearSteps(Backend):
             unsound = self._unsound(given, out).reshape(-1)
             astray = (out.status != int(Status.SUCCESS)) | (out.substeps > 1) | unsound.reshape(lead)
             if bool(astray.any()) and not (cold and fresh):
-                # The start led astray: once more without it.
+                # The start led astray: once more without it, and without the terms that were near before.
                 cold = fresh = True
-                given, chosen = given._replace(warm=None), [_begin(terms, terms, True) for terms in chosen]
+                given, chosen = given._replace(warm=None), [_merge(old, new) for old, new in zip(chosen, found, strict=True)]
                 continue
             bad = self._complete(out, chosen)
             if not bool(bad.any()):
-                bad = unsound
+                bad = unsound & self._free(given)
                 break
             cold, given = False, given._replace(warm=out.solution.detach())
-        late = torch.where(bad.reshape(lead), int(Status.MAX_ITERATIONS), int(Status.SUCCESS)).to(out.status)
-        return out._replace(status=torch.maximum(out.status, late))
+        if not bool(bad.any()):
+            return out
+        failed = bad.reshape(lead)
+        kept = torch.where(failed[..., None], z.detach(), out.z), torch.where(failed[..., None], 0.0, out.impulses)
+        late = torch.where(failed, int(Status.MAX_ITERATIONS), int(Status.SUCCESS)).to(out.status)
+        return out._replace(z=kept[0], impulses=kept[1], status=torch.maximum(out.status, late))
+
+    def _free(self, given: StepInputs) -> bool:
+        """Whether gravity alone gives bodies energy: no input, wrench, spring or servo, and no overlap that is undone at once."""
+        joints = all(isinstance(joint, Floating) for joint in self.structure.named_joints().values())
+        return joints and not bool(given.u.any()) and given.wrench is None and self.request.options.depenetration_speed is not None
 
     @torch.no_grad()
     def _unsound(self, given: StepInputs, out: StepOutput) -> Tensor:
         """Environments (...,) whose bodies got energy from nothing: another root of the equations than the motion.
 
-        Contacts take energy. So without inputs and wrenches, a step adds no more than gravity does; the bound is generous.
+        Contacts take energy, but for what they give bodies that leave an overlap. So a step of free bodies adds no more than gravity does.
+        The bound is generous, and a hundred times as wide where something else may add energy; there, a step is only solved again.
         """
-        driven = bool(given.u.any()) or given.wrench is not None
         bodies = list(self.structure.named_bodies().values())
         masses, inertias = stacked([body.mass for body in bodies], 0), stacked([body.inertia for body in bodies], 2)
 
@@ -117,8 +126,9 @@ class NearSteps(Backend):
             return 0.5 * ((masses * (v * v).sum(-1)).sum(-1) + (omega * spin).sum((-1, -2)))
 
         falls = torch.linalg.vector_norm(self.structure.gravity, dim=-1) * self.structure.timestep
-        bound = 4 * kinetic(given.z) + 8 * masses.sum(-1) * falls * falls + 1e-3 * masses.sum(-1)
-        return kinetic(out.z) > (100 if driven else 1) * bound
+        leaving = self.request.options.depenetration_speed or 0.0
+        bound = 4 * kinetic(given.z) + masses.sum(-1) * (8 * falls * falls + 2 * leaving**2 + 1e-3)
+        return kinetic(out.z) > (1 if self._free(given) else 100) * bound
 
     def _solve(self, given: StepInputs, chosen: list[Tensor], fading: float) -> StepOutput:
         """A solve with these terms (N, K, 3) of each pair, where impulses fade with the gap (1) or do not (0)."""

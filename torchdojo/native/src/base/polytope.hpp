@@ -165,21 +165,29 @@ NearTerm<S> crossing_gap(const Polytope &a, const Polytope &b, const Vec3<S> *x,
     return r;
 }
 
+// Whether the shapes have the features of a term. Numbers written in place are not checked before.
+inline bool has_term(const Polytope &a, const Polytope &b, const int *term) {
+    const auto within = [](int i, int count) { return i >= 0 && i < count; };
+    if (term[0] == corner_term) return within(term[1], a.vertices);
+    if (term[0] == other_corner_term) return within(term[1], b.vertices);
+    return term[0] == crossing_term && within(term[1], a.edges) && within(term[2], b.edges);
+}
+
 // A term of two polytopes at poses x, R of a, then b. fading: whether its impulse fades with the gap.
 template <class S>
 NearTerm<S> near_term(const Polytope &a, const Polytope &b, const Vec3<S> *x, const Mat3<S> *R, const int *term, bool fading) {
     constexpr double reach = constant::near_terms::reach;
     NearTerm<S> r;
-    if (term[0] == corner_term) {
+    if (!has_term(a, b, term)) {
+        r.gap = S(2 * reach), r.weight = S(0.0), r.normal = constant_of<S>({0, 0, 1}), r.point = x[0];
+    } else if (term[0] == corner_term) {
         r = corner_gap(a, b, x[0], R[0], x[1], R[1], term[1]);
     } else if (term[0] == other_corner_term) {
         r = corner_gap(b, a, x[1], R[1], x[0], R[0], term[1]);
         r.point = r.point - r.gap * r.normal;
         r.normal = -r.normal;
-    } else if (term[0] == crossing_term) {
-        r = crossing_gap(a, b, x, R, term[1], term[2]);
     } else {
-        r.gap = S(2 * reach), r.weight = S(0.0), r.normal = constant_of<S>({0, 0, 1}), r.point = x[0];
+        r = crossing_gap(a, b, x, R, term[1], term[2]);
     }
     if (fading) r.weight = r.weight * fade(S(2 / reach) * r.gap - 1.0);
     return r;
