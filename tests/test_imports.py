@@ -25,7 +25,7 @@ FLOORS = (
     ("viewer",),
     ("runs",),
     ("torchdojo",),
-    ("models", "io", "testing"),
+    ("models", "io", "testing", "scenes"),
     ("mechanism",),
     ("engine",),
     ("native",),

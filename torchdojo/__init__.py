@@ -33,17 +33,22 @@ from torchdojo.elements.joints import (
     StandardJoint,
 )
 from torchdojo.elements.manifolds import contact_manifold, contacts_between
+from torchdojo.elements.near_contact import near_contacts
+from torchdojo.elements.touching import Filter
 from torchdojo.engine.adaptive import AdaptiveOptions
+from torchdojo.engine.contact_report import ContactReport, TouchingPair
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalTrajectory
 from torchdojo.engine.schedules import KappaSchedule
 from torchdojo.geometry.hulls import Hull
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
 from torchdojo.geometry.visuals import Visual
+from torchdojo.geometry.world import Plane
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io import load
 from torchdojo.mechanism import Mechanism, Trajectory
 from torchdojo.posing.poses import Keyframe
+from torchdojo.scenes import combine
 from torchdojo.solver.options import GradientMode, RandomizedSmoothing, SolverOptions, Status
 from torchdojo.testing.diagnostics import creep, kappa_for_gap, resting_gap
 
@@ -55,10 +60,12 @@ __all__ = [
     "Box",
     "Capsule",
     "Contact",
+    "ContactReport",
     "Cylinder",
     "Cylindrical",
     "CylindricalFree",
     "Ellipsoid",
+    "Filter",
     "Fixed",
     "FixedOrientation",
     "Floating",
@@ -84,6 +91,7 @@ __all__ = [
     "PlanarAxis",
     "PlanarFree",
     "PlanarOrbital",
+    "Plane",
     "Prismatic",
     "PrismaticOrbital",
     "RandomizedSmoothing",
@@ -95,9 +103,11 @@ __all__ = [
     "StandardJoint",
     "Status",
     "StepOutput",
+    "TouchingPair",
     "Trajectory",
     "Visual",
     "actuate",
+    "combine",
     "contact_manifold",
     "contacts_between",
     "creep",
@@ -107,6 +117,7 @@ __all__ = [
     "learning",
     "load",
     "models",
+    "near_contacts",
     "parametrize",
     "planning",
     "resting_gap",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,22 +11,28 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics import energy
+from torchdojo.elements.contacts import Contact, NonlinearContact
+from torchdojo.elements.touching import Solids, added, removed
 from torchdojo.engine import linearize, minimal, observables
 from torchdojo.engine.adaptive import AdaptiveOptions, adaptive_options
 from torchdojo.engine.backend import check_given, visiting
 from torchdojo.engine.backends import Backends
+from torchdojo.engine.contact_report import ContactReport, contact_report
 from torchdojo.engine.feedback import Given
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalPolicy, MinimalTrajectory
+from torchdojo.engine.never_touching import never_touching
 from torchdojo.engine.penetration import warn_of_ground, warn_of_penetration
 from torchdojo.engine.periods import check_repeat, law_of
 from torchdojo.engine.requests import refuse_jacobian, request_of
 from torchdojo.engine.rollout import FeedbackCall, Plan, Policy, Trajectory, rollout, rollout_feedback, segment_length
 from torchdojo.geometry.visuals import Visual
+from torchdojo.geometry.world import World
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.parameters import Modules, transforming, warn_user
 from torchdojo.posing import loops, placement
 from torchdojo.posing.poses import Keyframe, keyframe, within_limits
+from torchdojo.posing.scene_parts import Part, part_of, spread_values
 from torchdojo.precision import in_float64
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.state import minimal as tree
@@ -77,6 +83,7 @@ class Mechanism(Structure):
     poses: dict[str | int, Keyframe]
     scenery: tuple[Visual, ...] = ()  #: solids of the world that are only drawn, world frame
     load_report: Any = None  #: what the reader of a robot file did with its content (`torchdojo.io.LoadReport`)
+    part_names: tuple[str, ...] = ()  #: of a scene: the mechanisms and bodies that `td.combine` put together
 
     def __init__(
         self,
@@ -451,6 +458,64 @@ class Mechanism(Structure):
         dq, dqd = delta.chunk(2, dim=-1)
         return q + dq, qd + dqd
 
+    # -- scenes ----------------------------------------------------------------------------------------------------------------------------
+
+    def part(self, name: str) -> Part:
+        """A part of a scene (`td.combine`): its bodies, joints and contacts, and the places of its numbers in z, q, u and ctrl.
+
+        Raises:
+            ValueError: an unknown name; numbers that an edit has spread.
+        """
+        return part_of(self, self.part_names, name)
+
+    def add_contact(self, a: str, b: str | World, *, model: Callable[..., Contact] = NonlinearContact, **arguments: Any) -> list[str]:
+        """Let bodies touch each other with their shapes, ``mech.add_contact("hand", "crate", friction=0.8)``; names of the contacts.
+
+        As every edit, it may come at any time, and solutions for warm starts change. `td.combine` says which shapes touch.
+
+        Args:
+            a, b: names of bodies or parts, or patterns ("robot/*_foot"); for b also a fixed shape or `td.Plane` of the world.
+            model, arguments: class of the contacts, and its keywords.
+
+        Raises:
+            ValueError: unknown names, bodies that touch already, shapes without contacts with each other. Nothing changes then.
+        """
+        made = added(self._solids(), self.named_contacts(), a, b, model, **arguments)
+        self.contacts.update(made)
+        return list(made)
+
+    def remove_contact(self, a: str, b: str) -> list[str]:
+        """Remove the contacts between bodies, and return their names: ``mech.remove_contact("robot/*_foot", "floor")``.
+
+        Args:
+            a, b: as in `add_contact`, or a fixed shape or plane of a scene, or "world", the surface of all other contacts with one body.
+
+        Raises:
+            ValueError: unknown names, no such contact.
+        """
+        gone = removed(self._solids(), self.named_contacts(), a, b)
+        self._edit("contacts", {name: contact for name, contact in self.named_contacts().items() if name not in gone})
+        return gone
+
+    def never_touching(self, samples: int = 1000, *, margin: float = 0.0, seed: int = 0) -> list[tuple[str, str]]:
+        """Pairs of bodies with contacts that stay apart in random configurations, whose contacts only cost time.
+
+        ``td.load(file, contacts=td.Filter(exclude=td.load(file, contacts="all").never_touching()))`` and `td.combine` leave them out. A
+        fixed shape or plane counts as a body. Coordinates are uniform within their limits, angles without limits in (−π, π). Bodies that
+        floating joints, or slides without limits, move against each other may meet anywhere, and are not among the pairs. Closed loops
+        and couplings are left open, which gives fewer pairs. No finite number of samples is a proof: a `margin` covers what they miss.
+
+        Args:
+            samples: number of configurations. margin: distance that all contacts of a pair keep [m]. seed: of the samples.
+
+        Raises:
+            ValueError: no samples, a negative margin.
+        """
+        return never_touching(self.backends, self.options, samples, margin, seed)
+
+    def _solids(self) -> Solids:
+        return Solids(self.named_bodies(), self.named_joints().values())
+
     # -- looking -------------------------------------------------------------------------------------------------------------------------
 
     def animate(
@@ -492,7 +557,8 @@ class Mechanism(Structure):
 
         A joint takes `hinge=dict(q=.3, qd=1.)`, or numbers alone, which are its coordinates: `hinge=.3`. A free body takes
         `box=dict(position=..., velocity=..., orientation=..., angular_velocity=...)`, in the frames of z. Its joint, named "world_to_box"
-        if the mechanism has added it, takes the same as six coordinates: `world_to_box=dict(q=(x, y, z, *rotation_vector))`.
+        if the mechanism has added it, takes the same as six coordinates: `world_to_box=dict(q=(x, y, z, *rotation_vector))`. A part of a
+        scene takes its joints, bodies and pose, `robot=dict(pose="home", hip=.3)`, as well as "robot/hip".
 
         Bodies with joints to a free body move with it. If loops or couplings are open at these coordinates, coordinates that are not given
         move until all are closed (`close_loops`). Joints that close a loop (`tree_joints`) cannot be given: their coordinates follow from
@@ -509,7 +575,10 @@ class Mechanism(Structure):
         """
         if on not in (None, "ground"):
             raise ValueError(f"initial_state: got on={on!r}; allowed: 'ground' or None")
-        start = {**(within_limits(self) if on == "ground" else {}), **({} if pose is None else keyframe(self.poses, pose).values)}
+        values, part_poses = spread_values(self.part_names, [*self.bodies, *self.joints], values)
+        start: dict[str, Mapping[str, Any]] = {**(within_limits(self) if on == "ground" else {})}
+        for name in [*([] if pose is None else [pose]), *part_poses]:
+            start = {**start, **keyframe(self.poses, name).values}
         z = loops.initial_state(self, _batch(batch_shape), values, start)
         if on is not None:
             return self.place(z).to(self.state_dtype)
@@ -517,7 +586,7 @@ class Mechanism(Structure):
             isinstance(given, Mapping) and "position" in given for given in values.values()
         ):  # the caller may still lift a state of joint angles alone
             self._warn_of_penetration(z)
-        elif not values and pose is None and not self.warned_of_ground:
+        elif not values and pose is None and not part_poses and not self.warned_of_ground:
             self.warned_of_ground = warn_of_ground(self.backends, self.options, z, list(self.poses))
         return z.to(self.state_dtype)
 
@@ -600,6 +669,22 @@ class Mechanism(Structure):
             z: (..., 13 nb), the states after the steps. impulses: (..., n) of these steps. repeat: steps of each period, as in `rollout`.
         """
         return observables.contact_forces(self, z, impulses, repeat)
+
+    @in_float64
+    def contact_report(self, z: Tensor, result: Any, repeat: int = 1) -> ContactReport:
+        """Which bodies touch after a step or in a trajectory, where, and with what force: ``mech.contact_report(out.z, out)``.
+
+        `ContactReport` has tensors over all contacts, (..., contacts, ·), in the world frame, in m and N. Its method `touching` lists the
+        pairs of one environment, and `force` sums the forces of a body on another.
+
+        Args:
+            z: (..., 13 nb), the states after the steps, `out.z`; of a trajectory, `path.z` or ``path.z[..., 1:, :]``.
+            result: what `step` or `rollout` returned, or its impulses (..., n). repeat: steps of each period, as in `rollout`.
+
+        Raises:
+            ValueError: states that are not those after the steps, shapes that do not fit. TypeError: another kind of result.
+        """
+        return contact_report(self, z, result, repeat)
 
     @in_float64
     def unwind(self, z: Tensor, *, near: Tensor | None = None) -> Tensor:

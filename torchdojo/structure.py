@@ -21,8 +21,9 @@ from torchdojo.elements.element import Element, Pose, Twist, previous_pose
 from torchdojo.elements.joint_cones import JointFriction, JointLimits
 from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import Floating, Joint, StandardJoint
+from torchdojo.elements.together import contacts_by_kind
 from torchdojo.elements.velocity_limits import JointVelocityLimits
-from torchdojo.parameters import Modules, PhysicalModule, bind, broadcast_shapes, check_tensor, plain_class, require, short, stacked
+from torchdojo.parameters import Modules, PhysicalModule, broadcast_shapes, check_tensor, plain_class, require, short
 from torchdojo.precision import in_float64
 from torchdojo.state import minimal
 from torchdojo.state.forks import use_own_threads
@@ -408,20 +409,12 @@ class Structure(PhysicalModule):
         Args:
             z: (..., 13 nb), the states after the steps. impulses: (..., n) of these steps, as in `StepOutput` and `Trajectory`.
         """
-        contacts, layout, pose = self.named_contacts(), self.impulse_layout, with_world(split_state(z)[0])
-        number: dict[str | None, int] = {name: i for i, name in enumerate([*self.bodies, None])}
-        kinds: dict[tuple[object, ...], list[str]] = {}
-        for name, contact in contacts.items():
-            kinds.setdefault((*contact.kind(), len(contact.body_names)), []).append(name)
+        contacts, layout = self.named_contacts(), self.impulse_layout
         values: dict[str, Tensor] = {}
-        for names in kinds.values():  # contacts of a kind at once: a robot of meshes has hundreds
-            members = [contacts[name] for name in names]
-            fields = {key: stacked([getattr(contact, key) for contact in members], ndim) for key, ndim in members[0].fields.items()}
-            rows = torch.tensor([list(range(layout[f"contacts.{name}"].start, layout[f"contacts.{name}"].stop)) for name in names])
-            places = torch.tensor([[number[body] for body in contact.body_names] for contact in members]).unbind(-1)
-            poses = [Pose(pose.x[..., place, :], pose.q[..., place, :]) for place in places]
-            value = bind(members[0], fields, plain_class(members[0])).world_impulse(impulses[..., rows], *poses)
-            values |= dict(zip(names, value.unbind(-2), strict=True))
+        for names, contact, poses in contacts_by_kind(contacts, list(self.bodies), with_world(split_state(z)[0])):
+            pieces = [layout[f"contacts.{name}"] for name in names]
+            rows = torch.tensor([list(range(piece.start, piece.stop)) for piece in pieces])
+            values |= dict(zip(names, contact.world_impulse(impulses[..., rows], *poses).unbind(-2), strict=True))
         together = torch.broadcast_tensors(*(values[name] for name in contacts))
         return torch.stack(together, dim=-2) if values else z.new_zeros(*z.shape[:-1], 0, 3)
 

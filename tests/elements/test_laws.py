@@ -97,7 +97,11 @@ CONTACTS = {
     "compliant": (td.NonlinearContact, {"friction": 0.4, "stiffness": 500.0, "damping": 2.0}, "stiffness damping"),
     "bouncing": (td.NonlinearContact, {"friction": 0.4, "restitution": 0.6}, "restitution"),
 }  # fmt: skip
-OTHERS = {"test_couplings_are_ideal": "JointCoupling", "test_rotors_do_the_work_of_their_thrust": "Rotors"}
+OTHERS = {
+    "test_couplings_are_ideal": "JointCoupling",
+    "test_rotors_do_the_work_of_their_thrust": "Rotors",
+    "test_near_contacts_keep_momentum_and_take_energy": "NearContact",
+}
 #: What has no law of its own: geometry, and base classes.
 GEOMETRY = "axis parent_anchor child_anchor orientation_offset"
 BASES = "Element Joint FreePose ServoJoint JointElement Contact FrictionalContact"
@@ -338,3 +342,29 @@ def test_laws_of_contacts(law: str, other: str | None, backend: str) -> None:
     assert float(sliding.max()) < ROUNDING and float(turning.max()) < ROUNDING
     assert float(sliding.min()) < -1e-3 or law == "frictionless"
     assert float(turning.min()) < -1e-4 or law != "couples"
+
+
+def test_near_contacts_keep_momentum_and_take_energy() -> None:
+    """Boxes that hit each other in free flight, corner, edge or face first."""
+    pytest.importorskip("scipy")
+    torch.manual_seed(5)
+    shapes = td.Box((0.1, 0.08, 0.06)), td.Box((0.07, 0.09, 0.05))
+    bodies = {name: td.Body(mass, shape=shape) for name, mass, shape in zip("ab", (1.0, 0.4), shapes, strict=True)}
+    contacts = td.near_contacts("a", shapes[0], "b", shapes[1], slots=24, friction=0.4)
+    mech = td.Mechanism(bodies, (), contacts, timestep=0.005, gravity=(0.0, 0.0, 0.0), options=td.SolverOptions(residual_tol=1e-12))
+    hits = 0
+    for _ in range(8):
+        qa, qb = torch.nn.functional.normalize(torch.randn(2, 4), dim=-1)
+        spins, aside = torch.randn(2, 3), 0.02 * torch.randn(2)
+        place = (float(aside[0]), float(aside[1]), 0.14)
+        start = {
+            "a": {"position": (0, 0, 0), "orientation": qa, "angular_velocity": spins[0]},
+            "b": {"position": place, "orientation": qb, "velocity": (0, 0, -1.0), "angular_velocity": spins[1]},
+        }
+        path = mech.rollout(mech.initial_state(**start), steps=40)
+        assert not path.status.any()
+        momentum, energy = mech.momentum(path.z), mech.kinetic_energy(path.z)
+        torch.testing.assert_close(momentum, momentum[:1].expand_as(momentum), atol=1e-9, rtol=0)
+        hits += int(energy[-1] < 0.99 * energy[0])
+        assert float((energy[1:] - energy[:-1]).max()) < 1e-6 / 0.005 * 24  # what 24 slots may hold in their barriers, κ/h each
+    assert hits >= 4

@@ -58,6 +58,8 @@ REQUIRED = {
         for key, bound in (("last_speed_error", 1e-3), ("others_speed_m_per_s", 1e-3), ("momentum_error", 1e-9), ("energy_error", 1e-3))
     },
     "box-stack": {"height_beyond_gaps_m": 0.1e-3, "top_sinks_m": 0.1e-3, "top_sideways_m": 0.1e-3, "flagged_steps": 0},
+    "pinch": {"creep_um_per_s": 1.0, "flagged_steps": 0},
+    "grasp": {"creep_um_per_s": 1.0, "flagged_steps": 0},
     "joint-limit": {f"h_{case}_overshoot_rad": 0 for case in ("10_ms_kappa_1e-6", "10_ms_kappa_1e-8", "100_ms_kappa_1e-6")},
     "joint-friction": {"kappa_1e-6_creep_error_percent": 1, "kappa_1e-10_creep_error_percent": 1, "kappa_1e-10_way_rad": 20e-6},
     "sliding-box": {
@@ -89,7 +91,7 @@ def test_bounds_hold(name: str) -> None:
     measured = {m.key: m for m in outcome(name, quick=False).measurements}
     for key, bound in REQUIRED.get(name, {}).items():
         assert measured[key].at_most is not None and measured[key].at_most <= bound
-    if name in ("cube-drop", "atlas-drop", "torso-height", "bouncing-ball", "newtons-cradle", "box-stack"):
+    if name in ("cube-drop", "atlas-drop", "torso-height", "bouncing-ball", "newtons-cradle", "box-stack", "pinch", "grasp"):
         assert all(m.at_least == 0 for m in measured.values() if m.key.endswith("smallest_distance_m"))
 
 
@@ -145,7 +147,7 @@ def test_mujoco_is_measured_beside() -> None:
     assert "MuJoCo" in result.plots[0].lines
 
 
-@pytest.mark.parametrize("name", ["bouncing-ball", "newtons-cradle", "box-stack", "joint-limit", "joint-friction", "sliding-box"])
+@pytest.mark.parametrize("name", ["bouncing-ball", "newtons-cradle", "box-stack", "pinch", "joint-limit", "joint-friction", "sliding-box"])
 def test_mujoco_is_measured_beside_bounds(name: str) -> None:
     mujoco = pytest.importorskip("mujoco")
     with torch.no_grad():

@@ -137,8 +137,8 @@ def test_contacts_of_the_user(write_mjcf: Write) -> None:
     assert world.tolist() == pytest.approx((data.xpos[2] + data.xmat[2].reshape(3, 3) @ [0.1, 0, 0]).tolist())
     with pytest.raises(ValueError, match=r"has the link 'c', which is not in .*; links: 'a', 'b'"):
         load(path, contacts={"tip": {"link": "c"}})
-    with pytest.raises(ValueError, match=r"contacts is 'all'; allowed: 'collision', None"):
-        load(path, contacts="all")
+    with pytest.raises(ValueError, match=r"contacts is 'some'; allowed: 'collision', 'all'"):
+        load(path, contacts="some")
 
 
 def test_contacts_built_together_are_modules_of_their_own(write_mjcf: Write) -> None:

@@ -465,7 +465,7 @@ def test_everything_fixed_to_the_world(write_urdf) -> None:
 @pytest.mark.parametrize(
     ("contacts", "message"),
     [
-        ("visual", r"contacts is 'visual'; allowed: 'collision', None, or a mapping"),
+        ("visual", r"contacts is 'visual'; allowed: 'collision', 'all', td.Filter\(...\), None, or a mapping"),
         ({"tip": NonlinearContact("x")}, r"contact 'tip' is on 'x', which is no body of .*bodies: 'b'"),
         ({"tip": NonlinearContact("c")}, r"contact 'tip' is on 'c'.*part of body 'b': name that body, or give a mapping with link="),
         ({"tip": {"link": "x"}}, r"contact 'tip' has the link 'x'.*links: 'a', 'b', 'c'"),

@@ -40,11 +40,15 @@ _DIMENSIONS = {"point": 1, "radius": 0, "orientation": 1, "length": 0, "size": 1
 
 
 class Touch(NamedTuple):
-    """φ (...,) and unit normal (..., 3) at the next configuration, and the lever (..., 3) from each body to the common point of contact."""
+    """φ (...,) and unit normal (..., 3) at the next configuration, and the lever (..., 3) from each body to the common point of contact.
+
+    weight: (...,) of the impulse on the bodies, of contacts that fade with distance (near_contact.py). None: one.
+    """
 
     distance: Tensor
     normal: Tensor
     levers: tuple[Tensor, ...]
+    weight: Tensor | None = None
 
 
 class Contact(Element):
@@ -90,6 +94,7 @@ class Contact(Element):
     damping: Any
     torsional_friction: Any
     rolling_friction: Any
+    surface_name: str = "world"  #: of the fixed surface, where `other` is None: the name of a plane or shape of a scene
     depenetration_speed: float | None = None  # the option of the step, for contacts without a law of overlap of their own
 
     def __init__(
@@ -267,6 +272,9 @@ class Contact(Element):
     ) -> list[tuple[Tensor, Tensor]]:
         """Impulses on the body, and the opposite on the other, of an impulse at the contact and an angular one (world frame)."""
         result = []
+        if touch.weight is not None:
+            force = touch.weight[..., None] * force
+            couple = None if couple is None else touch.weight[..., None] * couple
         for i, lever in enumerate(touch.levers):
             torque = quat.cross(lever, force)
             if couple is not None:

@@ -16,6 +16,7 @@ from torchdojo.elements.joint_cones import KINEMATIC_FIELDS
 from torchdojo.engine.backend import Backend, Stepper
 from torchdojo.engine.copies import HOST, Copies, copies_for
 from torchdojo.engine.kernel import Kernel
+from torchdojo.engine.near_set import NearPair, NearSteps, near_pairs, search_in_torch
 from torchdojo.engine.periods import Periods
 from torchdojo.engine.reference import Reference, SinglePrecision
 from torchdojo.engine.smoothing import Randomized, sampled
@@ -26,6 +27,7 @@ from torchdojo.gradients.transforms import forward_mode
 from torchdojo.native import live, loader
 from torchdojo.native.cache import ParameterCache, Parameters, modules_of
 from torchdojo.native.mirror import Mirror
+from torchdojo.native.near import near_terms
 from torchdojo.native.program import Program, program, unsupported
 from torchdojo.parameters import PhysicalModule, transforming, warn_user
 from torchdojo.solver import options as solver_options
@@ -45,6 +47,7 @@ class Backends:
         self.system = System(structure.named_bodies(), structure.elements(), structure.layout)
         self.program = program(self.system) if unsupported(self.system) is None else None
         self._cache, self._mirror = ParameterCache(), Mirror()
+        self._near = near_pairs(structure)
         self._warned = False  # whether the user knows that the reference takes the steps
         self._provide()
 
@@ -62,6 +65,13 @@ class Backends:
         Raises:
             RuntimeError: `backend="native"` where the kernel cannot be used.
         """
+        if self._near and not self._on_host:
+            raise RuntimeError("near contacts: got a mechanism on a GPU; allowed: the CPU, mech.to('cpu'), with states there or on a GPU")
+        if self._near and self._copies(request) is None:
+            return NearSteps(self.structure, request, self._near, self._select, lambda *asked: self._search(request.options, *asked))
+        return self._select(request)
+
+    def _select(self, request: Request) -> Backend:
         copies = self._copies(request)
         if copies is not None:
             return Staging(self.select(request.at(HOST)), copies)
@@ -69,6 +79,13 @@ class Backends:
         if smoothing is not None:
             return Randomized(self.select(sampled(request)), smoothing, any(p.requires_grad for p in self.stacked()))
         return self._kernel(request) or self._reference(request)
+
+    @torch.no_grad()
+    def _search(self, options: SolverOptions, pair: NearPair, z: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
+        parameters = self.map_parameters(options)
+        if parameters is None:
+            return search_in_torch(pair, z, reach)
+        return near_terms(parameters, pair.contact, z, reach, len(pair.slots))
 
     def _reference(self, request: Request) -> Backend:
         if torch.compiler.is_exporting():
@@ -86,6 +103,8 @@ class Backends:
             return Staged(self.stepper(request.at(HOST), law), copies)
         if law is None and request.repeat == 1:
             return self.select(request)
+        if self._near:
+            return Periods(self.select(request.of_a_step), request.repeat, law)
         kernel = self._kernel(request) if law is None else self._driven(request, law)
         return kernel or Periods(self.select(request.of_a_step), request.repeat, law)
 

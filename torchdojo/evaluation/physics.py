@@ -5,7 +5,18 @@ To add an experiment, write a function `Setting -> Outcome` and a line here. The
 
 from __future__ import annotations
 
-from torchdojo.evaluation import chains, collisions, conservation, convergence, friction, impact, joint_laws, robots, spinning
+from torchdojo.evaluation import (
+    chains,
+    collisions,
+    conservation,
+    convergence,
+    friction,
+    holding,
+    impact,
+    joint_laws,
+    robots,
+    spinning,
+)
 from torchdojo.evaluation.experiment import Experiment
 
 __all__ = ["EXPERIMENTS"]
@@ -20,6 +31,8 @@ EXPERIMENTS = (
     Experiment("bouncing-ball", "A ball leaves the floor at e times its speed", collisions.bouncing_ball),
     Experiment("newtons-cradle", "Newton's cradle: momentum passed on through balls at rest", collisions.newtons_cradle),
     Experiment("box-stack", "A stack of ten boxes stands", collisions.box_stack),
+    Experiment("pinch", "Two fingers hold a capsule", holding.pinch),
+    Experiment("grasp", "Two fingers hold a cube", holding.grasp),
     Experiment("sliding-box", "A box slides straight and stops where it should", friction.sliding_box),
     Experiment("slope", "A box on a slope: stiction and sliding", friction.slope),
     Experiment("joint-limit", "A pendulum falls into its limit and rests there", joint_laws.joint_limit),

@@ -24,6 +24,7 @@ from torchdojo.elements.couplings import JointCoupling, infeasible
 from torchdojo.elements.joint import TURN
 from torchdojo.geometry.shapes import Shape
 from torchdojo.geometry.visuals import Visual
+from torchdojo.io.pairs import PairInfo, between_bodies, note_overlaps, of_geometry, pair_contacts
 from torchdojo.io.report import Findings, LoadEntry, LoadReport
 from torchdojo.mechanism import Mechanism
 from torchdojo.parameters import one_by_one
@@ -135,6 +136,7 @@ class RobotInfo:
     contact_notes: tuple[LoadEntry | str, ...]  #: on collision geometry; they count where contacts are made of it
     scenery: tuple[Visual, ...]  #: what the file shows of the world, in the world frame
     findings: Findings = field(default_factory=Findings, kw_only=True)  #: what differs from the file otherwise
+    pairs: dict[str, PairInfo] = field(default_factory=dict, kw_only=True)  #: shapes that may touch each other, where they are asked for
 
 
 # -- what readers share ------------------------------------------------------------------------------------------------------------------
@@ -284,7 +286,8 @@ def assemble(
     """Build the mechanism that a description says, with its `load_report`. `announce` (report.py) then warns of it, or refuses it.
 
     Args:
-        contacts: "collision": the contacts of the description. None or a mapping: see `torchdojo.io.load_urdf`.
+        contacts: "collision": the contacts of the description. "all" or a `Filter`: those of its pairs, too. None or a mapping: see
+            `torchdojo.io.load_urdf`.
         friction: coefficient of the contacts made here; None: the description's.
         timestep: [s]. gravity: (3,) [m/s^2], world frame.
         part: name of a link in the words of the format. remedy: for an inertia that no body can have.
@@ -293,10 +296,12 @@ def assemble(
     Raises:
         ValueError: unknown names, impossible numbers; the message names the file and the element.
     """
-    if isinstance(contacts, str) and contacts != "collision":
-        raise ValueError(f"contacts is {contacts!r}; allowed: 'collision', None, or a mapping from names to contacts")
+    if isinstance(contacts, str) and contacts not in ("collision", "all"):
+        raise ValueError(
+            f"contacts is {contacts!r}; allowed: 'collision', 'all', td.Filter(...), None, or a mapping from names to contacts"
+        )
     notes: tuple[LoadEntry | str, ...] = ()
-    if contacts == "collision":
+    if of_geometry(contacts):
         notes = robot.contact_notes
         modules = _contacts(robot.contacts, friction)
     else:
@@ -311,6 +316,8 @@ def assemble(
             robot.findings.add("ignored", "joint limits", follower, f"its coupling excludes them: {words}")
             moving[follower] = _joint(robot, _without_limit(robot.joints[follower], limits, couplings[name].coordinates[1]))
     bodies = {name: _body(robot, info, part, remedy) for name, info in robot.bodies.items()}
+    if between_bodies(contacts):
+        modules |= pair_contacts(robot.pairs, bodies, moving, contacts, friction, modules, robot.findings)
     try:
         _soften(robot, bodies, moving, timestep)
         mech = Mechanism(bodies, moving, modules, couplings=couplings, timestep=timestep, gravity=gravity)
@@ -318,7 +325,7 @@ def assemble(
         raise ValueError(f"{robot.path}: {error}") from error
     mech.scenery = robot.scenery
     told = [LoadEntry("ignored", "collision geometry", 1, (), note) if isinstance(note, str) else note for note in notes]
-    start = _contacts_at_the_start(robot, mech, contacts == "collision" and ground is not False)
+    start = _contacts_at_the_start(robot, mech, of_geometry(contacts) and ground is not False)
     mech.load_report = LoadReport(robot.path, (*robot.findings.entries(), *told, *start))
     return mech
 
@@ -350,14 +357,17 @@ def _contacts_at_the_start(robot: RobotInfo, mech: Mechanism, expected: bool) ->
         reason = "the robot has no contact with the ground and falls; contacts= gives it some, contacts=None says that none are wanted"
         findings.add("used", "floating base", floating, reason, "structure")
     free = bodies_on_ground("auto", 0, robot.joints)
-    fixed = {name: contact for name, contact in mech.named_contacts().items() if getattr(contact, "body", None) not in free}
+    fixed = {
+        name: contact
+        for name, contact in mech.named_contacts().items()
+        if getattr(contact, "body", None) not in free or getattr(contact, "other", None) is not None
+    }
     if fixed:
         zeros = torch.zeros(mech.num_coordinates, dtype=torch.float64)
         # The reference computes it, since the kernel would have to be compiled first.
         z = to_maximal(mech.tree_order(), mech.num_bodies, zeros, zeros, mech.timestep.detach().flatten()[0])
         touching = [name for name, contact in fixed.items() if float(contact.distance(*mech.element_poses(z, contact)).min()) <= TOUCHING]
-        reason = "they start at or below their surface with coordinates zero, and may lock the robot; ground=False leaves out z = 0"
-        findings.add("used", "contacts", touching, reason, "structure")
+        note_overlaps(fixed, touching, findings)
     return findings.entries()
 
 

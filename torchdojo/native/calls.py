@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["ENTRIES", "STRUCTS", "Feedback", "Gradient", "Impacts", "Law", "Map", "Options", "Rollout", "bind"]
+__all__ = ["ENTRIES", "STRUCTS", "Feedback", "Gradient", "Impacts", "Law", "Map", "Near", "Options", "Rollout", "bind"]
 
 #: Name of a structure -> its fields, in C's words. N environments, T steps, nb bodies. Strides count numbers, and a stride of zero shares
 #: the array. Other arrays are contiguous. P = T / repeat periods hold an input each. Results are those of every step, S = T, or of every
@@ -103,6 +103,18 @@ STRUCTS: dict[str, dict[str, str]] = {
         "along": "const double *",  # the gradient of the value, or the tangent of the argument; null for the value
         "out": "double *",
     },
+    # The near terms of a pair of polytopes (base/polytope.hpp), of each environment the nearest first.
+    "TdNear": {
+        "environments": "int64_t",
+        "threads": "int64_t",
+        "contact": "int64_t",  # number of a contact of the pair, as declared
+        "capacity": "int64_t",
+        "reach": "const double *",  # (N,)
+        "z": "const double *",  # (N, 13 nb)
+        "terms": "double *",  # (N, capacity, 3)
+        "gaps": "double *",  # (N, capacity)
+        "counts": "int64_t *",  # (N,): how many there are, which may be more than the capacity
+    },
     "TdGradient": {
         "grad_z": "const double *",  # (N, T, 13 nb) of the states after each step, environments `grad_z_stride` apart
         "grad_z_stride": "int64_t",
@@ -141,6 +153,7 @@ ENTRIES: dict[str, tuple[str, tuple[str, ...]]] = {
     # a rollout of one step, then its Jacobian, in minimal coordinates if they are given
     "td_linearize": ("void", ("void *", "const TdOptions *", "const TdRollout *", "const double *", "double *")),
     "td_map": ("void", ("void *", "const TdMap *")),
+    "td_near_terms": ("void", ("void *", "const TdNear *")),
 }
 
 _TYPES = {"void": None, "double": ctypes.c_double, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64}
@@ -156,8 +169,8 @@ def _structure(name: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": fields})
 
 
-Options, Law, Feedback, Rollout, Impacts, Gradient, Map = (
-    _structure(f"Td{name}") for name in ("Options", "Law", "Feedback", "Rollout", "Impacts", "Gradient", "Map")
+Options, Law, Feedback, Rollout, Impacts, Gradient, Map, Near = (
+    _structure(f"Td{name}") for name in ("Options", "Law", "Feedback", "Rollout", "Impacts", "Gradient", "Map", "Near")
 )
 
 

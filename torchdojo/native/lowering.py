@@ -14,9 +14,12 @@ from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.joint_cones import JointElement, JointFriction
 from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import StandardJoint
+from torchdojo.elements.near_contact import NearContact
 from torchdojo.elements.velocity_limits import JointVelocityLimits
+from torchdojo.geometry.polytopes import Polytope
 from torchdojo.native import graph
 from torchdojo.native.packing import Piece, is_plain, shapes_of
+from torchdojo.native.polytopes import words
 from torchdojo.native.tables import (
     BODY,
     CONTACT,
@@ -189,6 +192,7 @@ class _Lowering:
     def tables(self, tree: Sequence[JointOrder], has_loops: bool, num_parameters: int) -> tuple[np.ndarray, graph.Schedule]:
         system, schedule = self.system, self.schedule
         impulses = [k for piece in system.impulse_layout.values() for k in range(piece.start, piece.stop)]
+        self.cores: dict[int, tuple[int, Polytope]] = {}
         contacts, pairs, couples = self._contact_rows()
         slowing = [NONE if element is None else self.number[id(element.joint)] for element in slowed_by(system)]
         offsets = zip(schedule.diagonal_offset, schedule.rhs_offset, slowing, strict=False)  # of bodies, which stand before other nodes
@@ -203,6 +207,7 @@ class _Lowering:
             "couples": couples,
             "couplings": self._coupling_rows(),
             "tree": [row(LINK, joint=self.number[id(entry.joint)], coordinate=entry.coordinates.start) for entry in tree],
+            "polytopes": words([core for _, core in self.cores.values()]),
         }
         head = row(
             HEAD,
@@ -304,7 +309,11 @@ class _Lowering:
                 kind_a, kind_b = (SHAPE_KINDS.index(kind) for kind in shapes_of(group))
                 shapes = {name: piece.place(member, name) for name in ("shape_a", "shape_b")}
                 blocks = {"body_other": self._block(body, other), "other_body": self._block(other, body)}
-                pairs.append(row(PAIR, other=other, kind_a=kind_a, kind_b=kind_b, **shapes, **blocks))
+                cores = [NONE, NONE]
+                if isinstance(group.template, NearContact):
+                    for i, core in enumerate(group.template.shapes):
+                        cores[i] = self.cores.setdefault(id(core), (len(self.cores), core))[0]
+                pairs.append(row(PAIR, other=other, kind_a=kind_a, kind_b=kind_b, core_a=cores[0], core_b=cores[1], **shapes, **blocks))
         return rows, pairs, couples
 
     def _coupling_rows(self) -> list[tuple]:

@@ -211,6 +211,8 @@ def _shape(fields: dict[str, Tensor], kind: str, prefix: str) -> Tensor:
     """Numbers of a shape."""
     if kind == "surface":
         return _join(SHAPES[kind], {"normal": unit(fields["normal"]), "offset": fields["offset"]})
+    if kind == "polytope":
+        return _join(SHAPES[kind], {"term": fields["term"], "fading": fields["fading"]})
     values = {"point": fields[f"{prefix}point"], "radius": fields[f"{prefix}radius"]}
     if kind != "sphere":
         values["orientation"] = normalize(fields[f"{prefix}orientation"])

@@ -14,7 +14,8 @@ from torchdojo.dynamics import integrator
 from torchdojo.elements import contact, couplings, hard_maps, joint_cones, path_maps
 from torchdojo.elements.contacts import ImpactContact, LinearContact, NonlinearContact
 from torchdojo.elements.element import Element
-from torchdojo.geometry import distance, pairs
+from torchdojo.elements.near_contact import NearContact
+from torchdojo.geometry import distance, near_terms, pairs
 from torchdojo.gradients import checks, hard_limit
 from torchdojo.solver import continuation, interior_point, kkt, path_newton, solution, speed, start_level
 from torchdojo.solver.options import GradientMode, Status
@@ -39,6 +40,7 @@ CONTACT_MODELS: dict[type[Element], ContactModel] = {
     ImpactContact: ContactModel.FRICTIONLESS,
     NonlinearContact: ContactModel.DISC,
     LinearContact: ContactModel.PYRAMID,
+    NearContact: ContactModel.DISC,
 }
 
 
@@ -74,7 +76,7 @@ class Derivative(enum.IntEnum):
 
 CONTACT_LAWS = contact.Contact.laws
 COUPLES = tuple(name for name in contact.LAWS if name not in CONTACT_LAWS)
-SHAPE_KINDS = (*pairs.KINDS, "surface")
+SHAPE_KINDS = (*pairs.KINDS, "surface", "polytope")
 GRADIENT_MODES = {mode: number for number, mode in enumerate(GradientMode)}  # the kernel's numbers of the modes
 
 #: C++ name, with its struct or namespace -> its integer type and its members.
@@ -104,7 +106,7 @@ def _row(*names: str, **others: np.dtype | int) -> np.dtype:
 HEAD = _row(
     "num_bodies num_unknowns num_inputs num_parameters num_joints num_contacts num_impulses num_cones",
     "has_loops",  # joints or couplings may repeat each other
-    "num_fill num_joint_cones num_free_data num_pairs num_couples num_couplings num_links num_coordinates",
+    "num_fill num_joint_cones num_free_data num_pairs num_couples num_couplings num_links num_coordinates num_polytope_words",
 )
 BODY = _row(
     "diagonal right",
@@ -156,6 +158,7 @@ PAIR = _row(
     "other",  # body; the world is the number of bodies
     "kind_a kind_b",  # numbers in `SHAPE_KINDS`
     "shape_a shape_b",  # positions in the packed parameters
+    "core_a core_b",  # numbers among the polytopes (−1: another shape)
     "body_other other_body",  # blocks of the condensed matrix
 )
 COUPLE = _row(
@@ -204,6 +207,7 @@ TABLES: dict[str, tuple[np.dtype, str]] = {
     "couples": (COUPLE, "num_couples"),
     "couplings": (COUPLING, "num_couplings"),
     "tree": (LINK, "num_links"),
+    "polytopes": (np.dtype(np.int32), "num_polytope_words"),  # float64 numbers, two words each: see polytopes.py
 }
 
 
@@ -256,6 +260,7 @@ SHAPES = {
     "capsule": numbers(point=3, radius=1, orientation=4, half=1),
     "box": numbers(point=3, radius=1, orientation=4, half=3),
     "surface": numbers(normal=3, offset=1),
+    "polytope": numbers(term=3, fading=1),  # the core itself is constant, in the table of polytopes
 }
 assert tuple(SHAPES) == SHAPE_KINDS
 
@@ -272,6 +277,7 @@ LAYOUTS: dict[str, dict[str, np.dtype]] = {
     "parameter::coupling": {"size": COUPLING_PARAMETERS},
     "parameter::shape": {"size": SHAPES["box"]},
     "parameter::surface": {"size": SHAPES["surface"]},
+    "parameter::slot": {"size": SHAPES["polytope"]},
     "actuator": {"size": ACTUATOR_PARAMETERS},
 }
 
@@ -354,6 +360,15 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
         "compliance": hard_maps.COMPLIANCE,
         "vanishing": hard_maps.VANISHING,
         "tie": hard_limit.TIE,
+    },
+    "constant::near_terms": {
+        "reach": near_terms.REACH,
+        "ends": near_terms.ENDS,
+        "parallel_low": near_terms.PARALLEL[0],
+        "parallel_high": near_terms.PARALLEL[1],
+        "cone_low": near_terms.CONE[0],
+        "cone_high": near_terms.CONE[1],
+        "past": near_terms.PAST,
     },
     "geometry": {
         "coincident": distance.COINCIDENT,

@@ -79,23 +79,31 @@ def read_mjcf(
     mesh_path: Folders = (),
     mesh_points: int = 16,
     ground: Ground = "auto",
+    between: bool = False,
 ) -> MjcfInfo:
     """Describe an MJCF file; arguments, conventions and errors are as in `torchdojo.io.load_mjcf`.
 
-    Collision meshes are not read unless `mesh` says so.
+    Collision meshes are not read unless `mesh` says so, and `pairs` is empty unless `between` says so.
     """
     compiled = compile_mjcf(path, mesh, mesh_path, repair_inertia)
     points = Points(rim_points, mesh_points if mesh else None)
-    return _Reader(compiled, floating_base, merge_fixed_joints, ignore, points, ground).read()
+    return _Reader(compiled, floating_base, merge_fixed_joints, ignore, points, ground, between).read()
 
 
 class _Reader:
     def __init__(
-        self, compiled: CompiledMjcf, floating_base: bool, merge: bool, ignore: Sequence[str], points: Points, ground: Ground
+        self,
+        compiled: CompiledMjcf,
+        floating_base: bool,
+        merge: bool,
+        ignore: Sequence[str],
+        points: Points,
+        ground: Ground,
+        between: bool,
     ) -> None:
         self.mujoco = import_mujoco()
         self.compiled, self.model, self.path = compiled, compiled.model, compiled.path
-        self.floating_base, self.merge, self.points, self.ground = floating_base, merge, points, ground
+        self.floating_base, self.merge, self.points, self.ground, self.between = floating_base, merge, points, ground, between
         self.ignore = [ignore] if isinstance(ignore, str) else list(ignore)
         self.findings = compiled.findings
         self.body_names = Names()
@@ -112,7 +120,7 @@ class _Reader:
             remedy = "" if self.floating_base else "; pass floating_base=True"
             raise ValueError(f"{self.path}: no body can move: none has a joint{remedy}")
         fits = {t: (FIXED,) if self._fixed(t) else fit_chain(model, t, frozenset(driven)) for t in moving}
-        geoms = GeomReader(self.compiled, self.names, top, self.points)
+        geoms = GeomReader(self.compiled, self.names, top, self.points, self.between)
         solid = {t: self._body(t, groups[t], poses, fits[t][-1], geoms) for t in moving}
         links = {}
         for b in range(1, model.nbody):
@@ -141,6 +149,7 @@ class _Reader:
         tree = dict(joints)
         loops, couplings = Equalities(self.compiled, self.names, links, places, self.ignore, self.findings).read(names)
         joints.update(loops)
+        pairs = geoms.pairs({b: poses[b] for b in groups[0]}) if self.between else {}
         contacts = geoms.contacts(links, moving, self.floating_base, lambda planes: bodies_on_ground(self.ground, planes, tree))
         report_model(self.compiled, self.names, self.findings)
         gravity = np.zeros(3) if disabled(model, "GRAVITY") else model.opt.gravity
@@ -151,6 +160,7 @@ class _Reader:
             joints=joints,
             couplings=couplings,
             contacts=contacts,
+            pairs=pairs,
             contact_notes=geoms.findings.entries(),
             scenery=read_visuals(self.compiled, groups[0], {b: poses[b] for b in groups[0]}),
             coordinates=coordinates,

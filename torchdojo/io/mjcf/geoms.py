@@ -14,6 +14,7 @@ from torchdojo.geometry.hulls import Hull, MeshSource
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Shape, Sphere
 from torchdojo.io.mjcf.left_out import report_contacts
 from torchdojo.io.mjcf.model import CompiledMjcf, disabled, import_mujoco
+from torchdojo.io.pairs import PairInfo
 from torchdojo.io.robot import Z_AXIS, Array, ContactInfo, LinkInfo, Pose, clean_name, compose
 from torchdojo.quaternion import from_rotation_matrix
 
@@ -100,15 +101,18 @@ class GeomReader:
     """Reads the `shapes` of each body first, then the `contacts` of all; `findings` has what is left out.
 
     Args:
-        names: of MJCF bodies. top: MJCF body -> topmost one of the body that it is part of.
+        names: of MJCF bodies. top: MJCF body -> topmost one of the body that it is part of. between: whether `pairs` is called, too.
     """
 
-    def __init__(self, compiled: CompiledMjcf, names: Sequence[str], top: Sequence[int], points: Points) -> None:
+    def __init__(self, compiled: CompiledMjcf, names: Sequence[str], top: Sequence[int], points: Points, between: bool = False) -> None:
         self.mujoco, self.compiled, self.model = import_mujoco(), compiled, compiled.model
         self.names, self.top, self.points = names, top, points
         self.findings = compiled.contact_findings
+        self.between = between
+        self.touching: dict[int, str] = {}  #: geom -> label, of those that touch something
         self.placed: dict[int, Shape] = {}  #: geom -> shape in the frame of its body
         self.types = self.mujoco.mjtGeom
+        self._no_parents = self.mujoco.mjtDisableBit.mjDSBL_FILTERPARENT
         self.excluded = {
             frozenset(int(self.model.body(name).id) for name in (pair.bodyname1, pair.bodyname2)) for pair in compiled.spec.excludes
         }
@@ -145,16 +149,15 @@ class GeomReader:
         heights = self._sampled_poses(floating_base)
         result: dict[str, ContactInfo] = {}
         without, level = [], []
-        touching: dict[int, str] = {}
         for number, plane in enumerate(planes):
             for t in tops if plane.geom >= 0 else [t for t in tops if self.names[t] in grounded]:
                 points: list[_Ball] = []
                 for b in (b for b in range(1, self.model.nbody) if self.top[b] == t):
                     for n, g in enumerate(self._geoms(b)):
-                        surface = self._surface(plane, g)
+                        surface = self._surface(plane.geom, g)
                         if surface is None:
                             continue
-                        touching[g] = label = self._label(g, n)
+                        self.touching[g] = label = self._label(g, n)
                         if g not in self.placed:
                             without.append(label)
                             continue
@@ -177,8 +180,45 @@ class GeomReader:
         self.findings.add("ignored", "geoms", dict.fromkeys(without), reason)
         reason = "no joint can change the height of these points, so they make no contact; contacts= can give some all the same"
         self.findings.add("ignored", "collision geometry", dict.fromkeys(level), reason, "structure")
-        report_contacts(self.compiled, touching, self.findings)
-        self._report_pairs()
+        report_contacts(self.compiled, self.touching, self.findings)
+        if not self.between:
+            self._report_pairs()
+        return result
+
+    def pairs(self, frames: Mapping[int, Pose]) -> dict[str, PairInfo]:
+        """Every geom against every other one that MuJoCo lets it touch, of another body or of the world, but for planes.
+
+        Args:
+            frames: MJCF bodies that are part of the world -> their poses. The `shapes` of all others have been read.
+        """
+        if disabled(self.model, "CONTACT"):
+            return {}
+        labels = {g: self._label(g, g - int(self.model.body_geomadr[self.model.geom_bodyid[g]])) for g in range(self.model.ngeom)}
+        found = touching_geoms(self.model, self.excluded, bool(self.model.opt.disableflags & int(self._no_parents)))
+        plane, result, without = int(self.types.mjGEOM_PLANE), {}, []
+        for pair in found:
+            bodies = [int(self.model.geom_bodyid[g]) for g in pair]
+            if self.top[bodies[0]] == self.top[bodies[1]] or any(self.model.geom_type[g] == plane for g in pair):
+                continue
+            (g, b), (p, c) = sorted(zip(pair, bodies, strict=True), key=lambda entry: self.top[entry[1]] == 0)
+            for one, body in ((g, b), (p, c)):
+                if one not in self.placed and body in frames and (shape := self._shape(one, *frames[body])) is not None:
+                    self.placed[one] = shape
+            surface = self._surface(p, g)
+            if surface is None:
+                continue
+            self.touching |= {g: labels[g], p: labels[p]}
+            if g not in self.placed or p not in self.placed:
+                without.append(labels[g if g not in self.placed else p])
+                continue
+            other = None if self.top[c] == 0 else self.names[self.top[c]]
+            name = f"{labels[g]}_{labels[p]}"
+            while name in result:
+                name += "_"
+            shapes = self.placed[g], self.placed[p]
+            result[name] = PairInfo(self.names[self.top[b]], shapes[0], other, shapes[1], surface.friction, dict(surface.laws), labels[p])
+        reason = "height fields, signed distances, and meshes with mesh=None touch no bodies"
+        self.findings.add("ignored", "geoms", dict.fromkeys(without), reason)
         return result
 
     # -- geoms -----------------------------------------------------------------------------------------------------------------------------
@@ -247,14 +287,14 @@ class GeomReader:
             if model.geom_type[g] == int(self.types.mjGEOM_PLANE):
                 normal = np.array(data.geom_xmat[g].reshape(3, 3)[:, 2])
                 planes.append(_Plane(g, normal, float(normal @ data.geom_xpos[g])))
-            elif model.geom_contype[g] or model.geom_conaffinity[g]:
+            elif not self.between and (model.geom_contype[g] or model.geom_conaffinity[g]):
                 obstacles.append(self._label(g, g))
-        self.findings.add("ignored", "geoms of the world", obstacles, "only planes of the world touch bodies")
+        self.findings.add("ignored", "geoms of the world", obstacles, 'only planes of the world touch bodies; contacts="all" adds these')
         return planes
 
-    def _surface(self, plane: _Plane, g: int) -> _Surface | None:
-        """How a geom touches a plane, as MuJoCo combines the numbers of both; None where they do not collide."""
-        model, p = self.model, plane.geom
+    def _surface(self, p: int, g: int) -> _Surface | None:
+        """How a geom touches another one, or the ground (p = −1), as MuJoCo combines the numbers; None where they do not collide."""
+        model = self.model
         if p < 0:  # MuJoCo's defaults, and the friction of the geom alone
             touching = bool(model.geom_contype[g] & 1 or model.geom_conaffinity[g] & 1)
             return _surface_of(model.geom_friction[g], int(model.geom_condim[g])) if touching else None
@@ -286,12 +326,11 @@ class GeomReader:
         first, second = np.nonzero(np.triu(touching != 0, 1))
         pairs = {(int(i), int(j)) for i, j in np.unique(np.sort(bodies[np.stack((first, second), -1)], axis=-1), axis=0) if i != j}
         parents = {(int(model.body_weldid[model.body_parentid[b]]), int(b)) for b in np.unique(bodies)}
-        filtered = not model.opt.disableflags & int(self.mujoco.mjtDisableBit.mjDSBL_FILTERPARENT)
+        filtered = not model.opt.disableflags & int(self._no_parents)
         excluded = {tuple(sorted(int(model.body_weldid[b]) for b in pair)) for pair in self.excluded}
         left = sorted(pairs - excluded - (parents if filtered else set()))
-        self.findings.add(
-            "ignored", "contacts between bodies", [f"{self.names[i]}-{self.names[j]}" for i, j in left], "only planes touch bodies"
-        )
+        reason = 'only planes touch bodies; contacts="all" lets bodies touch each other, too'
+        self.findings.add("ignored", "contacts between bodies", [f"{self.names[i]}-{self.names[j]}" for i, j in left], reason)
 
     # -- points that cannot move -----------------------------------------------------------------------------------------------------------
 
@@ -326,3 +365,22 @@ def _surface_of(friction: Sequence[float] | Array, condim: int) -> _Surface:
     slide, spin, roll = (float(number) for number in friction)
     laws = {"torsional_friction": spin if condim >= 4 else 0.0, "rolling_friction": roll if condim >= 6 else 0.0}
     return _Surface(None if condim == 1 else slide, {name: value for name, value in laws.items() if value > 0})
+
+
+def touching_geoms(model: Any, excluded: set[frozenset[int]], parents: bool) -> list[tuple[int, int]]:
+    """Pairs of geoms that MuJoCo lets touch: those of <pair>, and what contype, conaffinity, <exclude> and the parent filter leave.
+
+    Args:
+        excluded: pairs of MJCF bodies. parents: whether bodies touch the bodies that carry them; the world touches its children.
+    """
+    weld = model.body_weldid[model.geom_bodyid]
+    above = model.body_weldid[model.body_parentid[weld]]
+    bits = model.geom_contype[:, None] & model.geom_conaffinity
+    allowed = ((bits | bits.T) != 0) & (weld[:, None] != weld)
+    if not parents:
+        allowed &= ~((weld[:, None] != 0) & (weld != 0) & ((weld[:, None] == above) | (above[:, None] == weld)))
+    pairs = dict.fromkeys(tuple(sorted(map(int, pair))) for pair in zip(model.pair_geom1, model.pair_geom2, strict=True))
+    for i, j in zip(*np.nonzero(np.triu(allowed, 1)), strict=True):
+        if frozenset((int(model.geom_bodyid[i]), int(model.geom_bodyid[j]))) not in excluded:
+            pairs[int(i), int(j)] = None
+    return [(i, j) for i, j in pairs]

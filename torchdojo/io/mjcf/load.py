@@ -10,9 +10,11 @@ import numpy as np
 import torch
 
 from torchdojo.elements.actuators import Actuator, Servos, actuate, check_servos
+from torchdojo.elements.touching import Filter
 from torchdojo.io.meshes import Folders, MeshMode
 from torchdojo.io.mjcf.description import MjcfInfo, read_mjcf
 from torchdojo.io.mjcf.state import keyframes
+from torchdojo.io.pairs import between_bodies, of_geometry
 from torchdojo.io.report import announce
 from torchdojo.io.robot import Ground, assemble
 from torchdojo.mechanism import Mechanism
@@ -26,7 +28,7 @@ def load_mjcf(
     timestep: Any = None,
     gravity: Any = None,
     floating_base: bool = True,
-    contacts: str | Mapping[str, Any] | None = "collision",
+    contacts: str | Filter | Mapping[str, Any] | None = "collision",
     friction: float | None = None,
     merge_fixed_joints: bool = True,
     ignore: Sequence[str] = (),
@@ -65,7 +67,10 @@ def load_mjcf(
         contacts: "collision": every geom that MuJoCo would let touch a plane of the world has contacts at its contact points (sphere: 1,
             capsule: 2, box: 8, cylinder: 2 `rim_points`, ellipsoid: 18, mesh: at most `mesh_points`). Their names are ``<geom>_<i>``, or
             ``<body>_<n>_<i>`` for the body's n-th geom without a name. Points inside another ball of the same link, and points whose height
-            no joint can change, are left out. None or an empty mapping: no contact. A mapping as in `load_urdf`; a link is an MJCF body.
+            no joint can change, are left out. "all": bodies touch each other and fixed geoms of the world, too, where MuJoCo lets them
+            (contype, conaffinity, <exclude>, <pair>, parent filter). Spheres, capsules and boxes do, and other geoms with boxes by their
+            points; the report names the rest. Each contact costs time, so "collision" is the default. A `td.Filter` of names of bodies and
+            geoms of the world leaves out pairs. None or an empty mapping: no contact. A mapping as in `load_urdf`; a link is an MJCF body.
         friction: coefficient of the contacts made here; None: MuJoCo's, from both geoms. Geoms of condim 1 have no friction.
         merge_fixed_joints: bodies without joints become part of what carries them. False: bodies of their own, on `Fixed` joints.
         ignore: names of equality constraints to leave out without a word.
@@ -93,10 +98,11 @@ def load_mjcf(
         ignore=ignore,
         rim_points=rim_points,
         repair_inertia=repair_inertia,
-        mesh=mesh if contacts == "collision" else None,
+        mesh=mesh if of_geometry(contacts) else None,
         mesh_path=mesh_path,
         mesh_points=mesh_points,
         ground=ground,
+        between=between_bodies(contacts),
     )
     mech = assemble(
         robot,

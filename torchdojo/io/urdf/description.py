@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Shape, Sphere
 from torchdojo.io.meshes import Folders, MeshMode, MeshReader
+from torchdojo.io.pairs import PairInfo
 from torchdojo.io.report import Findings
 from torchdojo.io.robot import (
     FRICTION,
@@ -53,10 +55,11 @@ def read_urdf(
     mesh_path: Folders = (),
     mesh_points: int = 16,
     ground: Ground = "auto",
+    between: bool = False,
 ) -> RobotInfo:
     """Describe a URDF robot; arguments, conventions and errors are as in `torchdojo.io.load_urdf`.
 
-    Collision meshes are not read unless `mesh` says so.
+    Collision meshes are not read unless `mesh` says so, and `pairs` is empty unless `between` says so.
     """
     parsed = parse_urdf(path)
     tree = Tree(parsed)
@@ -89,10 +92,14 @@ def read_urdf(
     on_ground, notes = bodies_on_ground(ground, 0, joints), Findings()
     touching = {body: points[body] for body in points if body in on_ground}
     contacts = _contacts(joints, touching, parsed.surfaces, notes)
-    meshes.report(notes, "motion" if on_ground else "structure")
     fixed = groups[world] if world is not None else ()
+    pairs: dict[str, PairInfo] = {}
+    if between:
+        obstacles, _ = geometry.of_body(fixed, poses, np.zeros(3))
+        pairs = _pairs(joints, {name: info.shapes for name, info in bodies.items()}, obstacles, geometry.links, parsed.surfaces, notes)
+    meshes.report(notes, "motion" if on_ground or between else "structure")
     scenery = place_visuals(parsed.visuals, fixed, poses, np.zeros(3), tree.path, mesh_path)
-    return RobotInfo(tree.path, links, bodies, joints, couplings, contacts, notes.entries(), scenery, findings=tree.findings)
+    return RobotInfo(tree.path, links, bodies, joints, couplings, contacts, notes.entries(), scenery, findings=tree.findings, pairs=pairs)
 
 
 # -- joints ------------------------------------------------------------------------------------------------------------------------------
@@ -204,6 +211,7 @@ class _Geometry:
 
     def __init__(self, parsed: ParsedUrdf, meshes: MeshReader, rim_points: int) -> None:
         self.path, self.collisions, self.meshes, self.rim_points = parsed.path, parsed.collisions, meshes, rim_points
+        self.links: dict[int, str] = {}  #: id of a shape -> its link
 
     def of_body(self, links: tuple[str, ...], poses: Mapping[str, Pose], center: Array) -> tuple[tuple[Shape, ...], list[Ball]]:
         """Shapes and balls of links fixed to each other, in the frame of their body."""
@@ -224,6 +232,7 @@ class _Geometry:
                 if shape is None:
                     continue
                 shapes.append(shape)
+                self.links[id(shape)] = link
                 places, radius = shape.contact_points()
                 points += [(link, place, float(radius)) for place in places.numpy()]
         return tuple(shapes), points
@@ -259,6 +268,42 @@ def _contacts(
     reason = "no joint can change the height of its points, so no ground contact is made; contacts= can give some all the same"
     notes.add("ignored", "collision geometry", [body for body in points if body in level and points[body]], reason, "structure")
     return contacts
+
+
+def _pairs(
+    joints: Mapping[str, JointInfo],
+    shapes: Mapping[str, Sequence[Shape]],
+    obstacles: Sequence[Shape],
+    links: Mapping[int, str],
+    surfaces: Mapping[str, Surface],
+    notes: Findings,
+) -> dict[str, PairInfo]:
+    """The shapes of every body with those of all others, and of the world, but for bodies that a joint connects.
+
+    Args:
+        shapes: by body. obstacles: of the world. links: id of a shape -> its link.
+    """
+    neighbors = {frozenset((joint.parent, joint.child)) for joint in joints.values() if joint.kind != "Floating"}
+    solids: list[tuple[str | None, Shape]] = [(body, shape) for body, several in shapes.items() for shape in several]
+    solids += [(None, shape) for shape in obstacles]
+    number: dict[str, int] = {}
+    labels = []
+    for _, shape in solids:
+        link = links[id(shape)]
+        number[link] = number.get(link, -1) + 1
+        labels.append(f"{link}_{number[link]}")
+    result, extra = {}, []
+    for (i, (body, shape)), (j, (other, its_shape)) in combinations(enumerate(solids), 2):
+        if body is None or body == other or frozenset((body, other)) in neighbors:
+            continue
+        both = [surfaces.get(links[id(one)], Surface()) for one in (shape, its_shape)]
+        given = [surface.friction for surface in both if surface.friction is not None]
+        extra += [links[id(one)] for one, surface in zip((shape, its_shape), both, strict=True) if surface.options]
+        friction = float(np.prod(given)) if given else FRICTION  # Bullet's product
+        result[f"{labels[i]}_{labels[j]}"] = PairInfo(body, shape, other, its_shape, friction, surface=links[id(its_shape)])
+    reason = "between bodies, friction alone acts: no restitution, stiffness, torsional or rolling friction"
+    notes.add("ignored", "laws of <contact>", dict.fromkeys(extra), reason)
+    return result
 
 
 def _bodies_of_constant_height(joints: Mapping[str, JointInfo]) -> set[str]:

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
+from torchdojo.elements.touching import Filter
 from torchdojo.io.meshes import Folders, MeshMode
+from torchdojo.io.pairs import between_bodies, of_geometry
 from torchdojo.io.report import LoadEntry, announce
 from torchdojo.io.robot import Ground, RobotInfo, assemble
 from torchdojo.io.urdf.description import read_urdf
@@ -27,7 +29,7 @@ def load_urdf(
     timestep: float = 0.01,
     gravity: Any = (0.0, 0.0, -9.81),
     floating_base: FloatingBase = "auto",
-    contacts: str | Mapping[str, Any] | None = "collision",
+    contacts: str | Filter | Mapping[str, Any] | None = "collision",
     friction: float | None = None,
     merge_fixed_joints: bool = True,
     ignore: Sequence[str] = (),
@@ -61,10 +63,13 @@ def load_urdf(
             joint ``fixed_base``. If the file uses such a name, the joint is ``<root>_floating_base`` or ``<root>_fixed_base``. "auto":
             False where the root link is named "world", or where it has no mass and joints move what is on it; True otherwise.
         contacts: "collision": every collision shape touches the ground with a `NonlinearContact` at each of its contact points, named
-            ``<link>_<i>``, with the laws that ``<contact>`` gives the link. Bodies whose height no joint can change get none. None or an
-            empty mapping: no contact. A mapping from names gives exactly these contacts. A value is a contact module, with its ``body`` a
-            body and its point in that body's frame. Or a value is a mapping with ``link``, ``point`` (3,) in the frame of that link [m] and
-            further keywords of `NonlinearContact`. The mapping works for merged links too.
+            ``<link>_<i>``, with the laws that ``<contact>`` gives the link. Bodies whose height no joint can change get none. "all":
+            bodies touch each other and fixed links, too, except those that a joint connects, with the product of the frictions that the
+            file gives, as Bullet does. Spheres, capsules and boxes do, and other shapes with boxes by their points; the report names the
+            rest. Each contact costs time, so "collision" is the default. A `td.Filter` of names of bodies and fixed links leaves out
+            pairs. None or an empty mapping: no contact. A mapping from names gives exactly these contacts. A value is a contact module,
+            with its ``body`` a body and its point in that body's frame. Or a value is a mapping with ``link``, ``point`` (3,) in the frame
+            of that link [m] and further keywords of `NonlinearContact`. The mapping works for merged links too.
         friction: coefficient of the contacts made here; None: the file's, and 0.5 where it has none.
         merge_fixed_joints: links fixed to each other become one body, named after the topmost, masses and inertias composed. False:
             `Fixed` joints instead; frames without mass are merged all the same.
@@ -97,10 +102,11 @@ def load_urdf(
         ignore=ignore,
         rim_points=rim_points,
         repair_inertia=repair_inertia,
-        mesh=mesh if contacts == "collision" else None,
+        mesh=mesh if of_geometry(contacts) else None,
         mesh_path=mesh_path,
         mesh_points=mesh_points,
         ground=ground,
+        between=between_bodies(contacts),
     )
     mech = assemble(
         robot,

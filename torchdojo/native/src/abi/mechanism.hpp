@@ -8,6 +8,7 @@
 #include <cstring>
 #include <vector>
 
+#include "base/polytope.hpp"
 #include "solver/ldu.hpp"
 #include "torchdojo_tables.hpp"
 
@@ -61,7 +62,11 @@ struct CoupleTable {
 };
 
 using BodyTable = rows::Body;
-using PairTable = rows::Pair;
+struct PairTable : rows::Pair {
+    const Polytope *cores[2] = {nullptr, nullptr};
+
+    explicit PairTable(const rows::Pair &row) : rows::Pair(row) {}
+};
 using CouplingTable = rows::Coupling;
 using TreeTable = rows::Link;
 using Fill = rows::Fill;
@@ -80,6 +85,8 @@ struct MechanismTable : rows::Head {
     std::vector<CoupleTable> couples;
     std::vector<ContactTable> frictions;  // first the frictions of contacts, then the couples
     std::vector<CouplingTable> couplings;
+    std::vector<double> polytope_numbers;
+    std::vector<Polytope> polytopes;
     std::vector<TreeTable> tree;  // the spanning tree, from the world outward; empty where it does not reach a body
     std::vector<MultiplierTable> multipliers;
     std::vector<int32_t> equations;  // positions in w of all rows except balance and complementarity
@@ -100,7 +107,10 @@ struct MechanismTable : rows::Head {
         p = read<rows::Pair>(p, pairs, num_pairs);
         p = read<rows::Couple>(p, couples, num_couples);
         p = read<rows::Coupling>(p, couplings, num_couplings);
-        read<rows::Link>(p, tree, num_links);
+        p = read<rows::Link>(p, tree, num_links);
+        polytope_numbers.resize(num_polytope_words / 2);
+        std::memcpy(polytope_numbers.data(), p, num_polytope_words * sizeof(int32_t));
+        if (num_polytope_words) read_polytopes();
         frictions = contacts;
         for (const CoupleTable &couple : couples) frictions.push_back(couple.friction);
         for (const JointTable &joint : joints)
@@ -143,6 +153,16 @@ struct MechanismTable : rows::Head {
     }
 
 private:
+    void read_polytopes() {
+        const double *p = polytope_numbers.data();
+        for (int n = int(*p++); n; --n) {
+            Polytope core{int(p[0]), int(p[1]), int(p[2]), p[3], p + 4};
+            core.face = core.vertex + 3 * core.vertices, core.edge = core.face + 4 * core.faces;
+            polytopes.push_back(core), p = core.edge + Polytope::edge_size * core.edges;
+        }
+        for (PairTable &pair : pairs)
+            if (pair.core_a >= 0) pair.cores[0] = &polytopes[pair.core_a], pair.cores[1] = &polytopes[pair.core_b];
+    }
     template <class Row>
     static const int32_t *read(const int32_t *p, Row &row) {
         std::memcpy(&row, p, sizeof(Row));

@@ -217,5 +217,25 @@ void td_map(void *handle, const TdMap *m) {
                 [&](int64_t first, int64_t last, bool many, int64_t) { many ? h.many.map(*m, first, last) : h.one.map(*m, first, last); });
 }
 
+void td_near_terms(void *handle, const TdNear *near) {
+    const MechanismTable &m = static_cast<Handle *>(handle)->table;
+    const auto contact = std::find_if(m.contacts.begin(), m.contacts.end(), [&](const auto &each) { return each.number == near->contact; });
+    const PairTable &pair = m.pairs[contact->pair];
+    in_parallel(near->environments, near->threads, [&](int64_t first, int64_t last, bool, int64_t) {
+        for (int64_t n = first; n < last; ++n) {
+            Vec3<double> x[2] = {};
+            Mat3<double> R[2] = {{{1, 0, 0, 0, 1, 0, 0, 0, 1}}, {{1, 0, 0, 0, 1, 0, 0, 0, 1}}};
+            const int bodies[2] = {contact->body, pair.other};
+            for (int k = 0; k < 2; ++k) {
+                if (bodies[k] == m.num_bodies) continue;
+                const double *state = near->z + (n * m.num_bodies + bodies[k]) * state_size;
+                x[k] = load3(state), R[k] = rotation_matrix(load4(state + 6));
+            }
+            near->counts[n] = near_terms(*pair.cores[0], *pair.cores[1], x, R, near->reach[n], near->capacity,
+                                         near->terms + 3 * n * near->capacity, near->gaps + n * near->capacity);
+        }
+    });
+}
+
 }  // extern "C"
 }  // namespace torchdojo

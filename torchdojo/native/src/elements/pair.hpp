@@ -20,6 +20,7 @@ template <class S>
 struct Touch {
     S distance;
     Vec3<S> n, lever_a, lever_b;
+    S weight;  // of the impulse on the bodies; set for slots of polytopes alone
 };
 
 template <class S, class T>
@@ -68,10 +69,51 @@ geometry::Solid<S> solid(int kind, const P *p, const Vec3<S> &x, const Mat3<S> &
     return result;
 }
 
+// One lane of a number with its derivatives, if it has any.
+inline double lane_of(double x, int) { return x; }
+inline double lane_of(const Pack &x, int lane) { return get(x, lane); }
+template <class T>
+Dual<double> lane_of(const Dual<T> &x, int lane) {
+    return make_dual<double>(get(x.v, lane), [&](int k) { return get(x.d[k], lane); });
+}
+template <class T>
+void put_lane(T &to, int lane, double x) {
+    set(to, lane, x);
+}
+template <class T>
+void put_lane(Dual<T> &to, int lane, const Dual<double> &x) {
+    set(to.v, lane, x.v);
+    for (int k = 0; k < dual_size; ++k) set(to.d[k], lane, x.d[k]);
+}
+
+// The slot of two polytopes (geometry/near_terms.py), whose term is another one in each lane.
+template <class T, class S, class P>
+geometry::Witness<S> slot(const PairTable &pair, const Vec3<S> &xa, const Mat3<S> &Ra, const Vec3<S> &xb, const Mat3<S> &Rb,
+                          const P *numbers, S &weight) {
+    using D = decltype(lane_of(S(), 0));
+    geometry::Witness<S> result;
+    for (int lane = 0; lane < lanes<T>; ++lane) {
+        Vec3<D> x[2];
+        Mat3<D> R[2];
+        for (int k = 0; k < 3; ++k) x[0][k] = lane_of(xa[k], lane), x[1][k] = lane_of(xb[k], lane);
+        for (int k = 0; k < 9; ++k) R[0].m[k] = lane_of(Ra.m[k], lane), R[1].m[k] = lane_of(Rb.m[k], lane);
+        const auto number = [&](int k) { return get(value(numbers[k]), lane); };
+        const int term[3] = {int(number(0)), int(number(1)), int(number(2))};
+        const NearTerm<D> found = near_term<D>(*pair.cores[0], *pair.cores[1], x, R, term, number(parameter::slot::fading) > 0);
+        put_lane(result.distance, lane, found.gap), put_lane(weight, lane, found.weight);
+        for (int k = 0; k < 3; ++k) put_lane(result.normal[k], lane, found.normal[k]), put_lane(result.point[k], lane, found.point[k]);
+    }
+    return result;
+}
+
 // P: the scalar of the shapes' numbers, T or S.
 template <class T, class S, class P>
 geometry::Witness<S> witness(const PairTable &pair, const Vec3<S> &xa, const Mat3<S> &Ra, const Vec3<S> &xb, const Mat3<S> &Rb,
-                             const P *shape_a, const P *shape_b) {
+                             const P *shape_a, const P *shape_b, S *weight = nullptr) {
+    if (pair.cores[0]) {
+        S unused;
+        return slot<T, S, P>(pair, xa, Ra, xb, Rb, shape_a, weight ? *weight : unused);
+    }
     if (pair.kind_b != geometry::surface) {
         const auto a = solid(pair.kind_a, shape_a, xa, Ra), b = solid(pair.kind_b, shape_b, xb, Rb);
         return geometry::Shapes<T, S>::nearest(pair.kind_a, pair.kind_b, a, b);
@@ -87,8 +129,9 @@ geometry::Witness<S> witness(const PairTable &pair, const Vec3<S> &xa, const Mat
 template <class T, class S, class P>
 Touch<S> touch(const Problem<T> &problem, const PairTable &pair, int body, const Vec3<S> &xa, const Mat3<S> &Ra, const Vec3<S> &xb,
                const Mat3<S> &Rb, const P *shape_a, const P *shape_b) {
-    const geometry::Witness<S> found = witness<T>(pair, xa, Ra, xb, Rb, shape_a, shape_b);
-    Touch<S> result{found.distance, found.normal, found.point - xa, found.point - xb};
+    S weight = S(broadcast<T>(1.0));
+    const geometry::Witness<S> found = witness<T>(pair, xa, Ra, xb, Rb, shape_a, shape_b, &weight);
+    Touch<S> result{found.distance, found.normal, found.point - xa, found.point - xb, weight};
     if (pair.other < problem.mechanism.num_bodies) {
         const Vec3<S> a = xa - lift<S>(problem.bodies[body].pose.x), b = xb - lift<S>(problem.bodies[pair.other].pose.x);
         Vec3<S> shift = a - b;
@@ -176,9 +219,11 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
 
     data.beta[0] = data.beta[1] = T{};
     if (contact.friction) tangential(contact, impulse + contact.cone, data.beta);
-    const Vec3<S> force = impulse[0] * direction[0] + data.beta[0] * direction[1] + data.beta[1] * direction[2];
+    Vec3<S> force = impulse[0] * direction[0] + data.beta[0] * direction[1] + data.beta[1] * direction[2];
     Vec3<S> couple;
     if (contact.num_couples) couple = linearize_couples(problem, contact, direction, frames, omega, w, chain);
+    if (pair.cores[0]) force = touching.weight * force;
+    const T weight = pair.cores[0] ? touching.weight.v : broadcast<T>(1.0);
     Vec3<S> velocity = lift<S>(v[0] - v[1]), incoming = lift<S>(Vec3<T>{});
     for (const int i : {0, 1}) {
         if (i && world) continue;
@@ -223,7 +268,7 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
             const double sign = i ? -1.0 : 1.0;
             T *B = i ? out.other_wrench : data.wrench, *C = (i ? out.other_rows : data.rows) + 6 * row;
             for (int r = 0; r < 3; ++r) {
-                B[3 * r + row] = sign * axes[row][r], B[3 * (3 + r) + row] = sign * local[r];
+                B[3 * r + row] = sign * (weight * axes[row][r]), B[3 * (3 + r) + row] = sign * (weight * local[r]);
                 C[r] = twist[6 * i + r] + along[row] * (sign * axes[row][r]);
                 C[3 + r] = twist[6 * i + 3 + r] + along[row] * (sign * local[r]);
             }
@@ -363,6 +408,7 @@ template <class T>
 void pair_parameters(ParameterSum<T> &to, const Problem<T> &problem, const ContactTable &contact, const PairTable &pair,
                      const TouchGradient<T> &g, const T &now) {
     using S = Dual<T>;
+    if (pair.cores[0]) return;  // its numbers are those of the choice, and of no shape
     const BodyData<T> &a = problem.bodies[contact.body], &b = problem.bodies[pair.other];
     const int kinds[2] = {pair.kind_a, pair.kind_b}, places[2] = {pair.shape_a, pair.shape_b};
     S shapes[2][geometry::most_numbers];

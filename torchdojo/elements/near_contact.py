@@ -1,0 +1,110 @@
+"""Contact at one of the near terms of two convex shapes (geometry/near_terms.py). A pair of bodies has several, one for each slot.
+
+Which term a slot has is a number of the contact, `term`, that may differ between environments. The engine chooses the terms of a step
+(engine/near_set.py): the step does not depend on the choice, as long as no term that is nearer than the reach at its end is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from torchdojo.elements.contact import Contact, Touch, _pose_of_other
+from torchdojo.elements.contacts import NonlinearContact
+from torchdojo.elements.element import Element, Motion, Pose
+from torchdojo.geometry.near_terms import CROSSING, NOTHING, Term, near_term
+from torchdojo.geometry.polytopes import Polytope, polytope_of
+from torchdojo.geometry.shapes import Shape
+from torchdojo.parameters import require
+
+__all__ = ["NearContact", "near_contacts"]
+
+
+class NearContact(NonlinearContact):
+    """One slot of a pair of convex shapes, with the friction of `NonlinearContact`. Its impulse fades with the gap.
+
+    Args:
+        body: name of the body. shapes: its core, and the core of the other one, each in the frame of its body.
+        other: name of the other body; None or "world": it is fixed.
+        term: kind and features of the term (..., 3); see `near_terms`. fading: (...,) 1 where impulses fade with the gap, 0 where not.
+        friction, laws: as in `NonlinearContact`, without torsional and rolling friction and restitution.
+    """
+
+    fields: ClassVar[dict[str, int]] = {"friction": 0, "term": 1, "fading": 0}
+    # A patch of several places resists turning by itself. A bounce leaves the reach within its step, where impulses are zero.
+    laws = tuple(law for law in Contact.laws if law != "restitution")
+    term: Tensor
+    fading: Tensor
+
+    def __init__(self, body: str, *, shapes: tuple[Polytope, Polytope], other: str | None = None, friction: Any = 0.5, **laws: Any) -> None:
+        Element.__init__(self)
+        self.body, self.other = body, None if other == "world" else other
+        if self.other == body:
+            raise ValueError(f"{type(self).__name__}: got {body!r} as body and as other; a contact is between two different bodies")
+        unknown = [name for name in laws if name not in self.laws]
+        if unknown:
+            raise TypeError(f"{type(self).__name__}: got an unexpected keyword {unknown[0]!r}; laws of this contact are {list(self.laws)}")
+        given = {name: value for name, value in laws.items() if value is not None}
+        self._check_laws(given)
+        self.shapes, self.shape_kind, self.other_kind = shapes, "polytope", "polytope"
+        self._set_fields({"friction": friction, "term": (float(NOTHING), 0.0, 0.0), "fading": 1.0, **given})
+
+    def kind(self) -> tuple[object, ...]:
+        return (*super().kind(), *map(id, self.shapes))
+
+    def check_field(self, name: str, value: Tensor) -> Tensor:
+        value = super().check_field(name, value)
+        if name == "term":
+            a, b = self.shapes
+            counts = value.new_tensor([[len(a.vertices), 1], [len(b.vertices), 1], [len(a.edges), len(b.edges)]])
+            kind = value[..., 0]
+            known = (kind >= NOTHING) & (kind <= CROSSING) & (value == value.round()).all(-1)
+            places = counts[torch.where(known, kind, 0.0).long().clamp_min(0)]
+            inside = ((value[..., 1:] >= 0) & (value[..., 1:] < places)).all(-1) | (kind == NOTHING)
+            require(known & inside, self.label(name), value, "a kind and numbers of features of both shapes (geometry/near_terms.py)")
+        return value
+
+    def near(self, poses: tuple[Pose, ...]) -> Term:
+        """The term of this slot at the poses of `body_names`."""
+        one, two = poses[0], _pose_of_other(poses)
+        fading = torch.where(self.fading > 0, 1.0, 0.0)
+        found = near_term(*self.shapes, (one.x, one.q), (two.x, two.q), self.term.detach())
+        plain = near_term(*self.shapes, (one.x, one.q), (two.x, two.q), self.term.detach(), False)
+        return found._replace(weight=fading * found.weight + (1 - fading) * plain.weight)
+
+    def _witness(self, poses: tuple[Pose, ...]) -> tuple[Tensor, Tensor, Tensor]:
+        found = self.near(poses)
+        return found.gap, found.normal, found.point - poses[0].x
+
+    def touch(self, motions: tuple[Motion, ...]) -> Touch:
+        return Contact.touch(self, motions)._replace(weight=self.near(tuple(motion.next for motion in motions)).weight)
+
+    def world_impulse(self, impulse: Tensor, *poses: Pose) -> Tensor:
+        found = self.near(poses)
+        return found.weight[..., None] * self.force(found.normal, impulse)
+
+
+def near_contacts(
+    a: str, shape_a: Shape, b: str | None, shape_b: Shape, *, slots: int = 16, radius: float | None = None, **arguments: Any
+) -> dict[str, NearContact]:
+    """Contacts through which two convex shapes touch wherever they are near each other: corners, edges and faces.
+
+    Args:
+        a, b: names of the bodies; b None: the world. shape_a, shape_b: in their frames; as in `polytope_of`.
+        slots: places of contact at a time. Boxes that lie on each other have up to 16, cylinders and hulls more.
+        radius: of sharp edges [m]; default: a hundredth of a shape's smallest extent, from 0.1 to 1 mm.
+        arguments: friction and laws of `NearContact`, the same for all.
+
+    Returns:
+        Contacts by names that begin with "a_b".
+
+    Raises:
+        ValueError: a shape that is not convex or too thin, a bad number of slots.
+    """
+    if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
+        raise ValueError(f"slots: got {slots!r}; allowed: a whole number of 1 or more")
+    shapes = polytope_of(shape_a, radius), polytope_of(shape_b, radius)
+    label = f"{a}_{'world' if b is None else b}"
+    return {f"{label}_near{i}": NearContact(a, shapes=shapes, other=b, **arguments) for i in range(slots)}

@@ -1,0 +1,95 @@
+"""Pairs of bodies whose contacts stay apart in all sampled configurations: contacts that only cost time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchdojo.elements.joints import StandardJoint
+from torchdojo.engine import minimal, observables
+from torchdojo.engine.backends import Backends
+from torchdojo.engine.contact_report import pair_of
+from torchdojo.parameters import PhysicalModule
+from torchdojo.solver.options import SolverOptions
+from torchdojo.structure import Structure
+
+__all__ = ["never_touching"]
+
+AT_ONCE = 2**20  # distances that are computed at once: 8 MB
+
+
+def never_touching(backends: Backends, options: SolverOptions, samples: Any, margin: Any, seed: int) -> list[tuple[str, str]]:
+    """`Mechanism.never_touching`."""
+    structure = backends.structure
+    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+        raise ValueError(f"never_touching: got samples={samples!r}; allowed: whole numbers of 1 or more")
+    if not isinstance(margin, (int, float)) or not 0 <= margin < math.inf:
+        raise ValueError(f"never_touching: got margin={margin!r}; allowed: a distance of 0 or more [m]")
+    part = _sampled_parts(structure)
+    order = {name: i for i, name in enumerate(structure.bodies)}
+    places: dict[tuple[str, str], list[int]] = {}
+    for i, contact in enumerate(structure.named_contacts().values()):
+        if part[contact.body] == part[contact.other]:
+            places.setdefault(pair_of(contact, order), []).append(i)
+    if not places:
+        return []
+    generator = torch.Generator().manual_seed(seed)
+    nearest = torch.full((len(structure.contacts),), torch.inf, dtype=torch.float64)
+    left, batched = samples, _batch_dimensions(structure)
+    with torch.no_grad():
+        while left:
+            count = min(left, max(1, AT_ONCE // len(structure.contacts)))
+            q = _samples(structure, count, generator)
+            z = minimal.to_maximal(backends, options, q.reshape(count, *(1,) * batched, -1), None)
+            distances = observables.distances(backends, options, z)
+            nearest = torch.minimum(nearest, distances.flatten(0, -2).amin(0).cpu())
+            left -= count
+    return [pair for pair, several in places.items() if float(nearest[several].min()) > margin]
+
+
+def _sampled_parts(structure: Structure) -> dict[str | None, int]:
+    """Body, or None for the world -> number of the part in which samples say all about the relative poses of bodies.
+
+    Joints that float, or slide without limits, connect different parts.
+    """
+    names = list(structure.bodies)
+    part: dict[str | None, int] = {None: -1}
+    for entry in structure.tree_order():  # from the world outwards
+        parent = None if entry.parent < 0 else names[entry.parent]
+        part[names[entry.child]] = part[parent] if _bounded(entry.joint) else entry.child
+    return part
+
+
+def _batch_dimensions(structure: Structure) -> int:
+    """How many batch dimensions the parameters have, behind which samples stand."""
+    modules = [module for module in structure.modules() if isinstance(module, PhysicalModule)]
+    return max(getattr(module, name).ndim - ndim for module in modules for name, ndim in module.fields.items())
+
+
+def _bounded(joint: Any) -> bool:
+    if not isinstance(joint, StandardJoint):
+        return False
+    limits = joint.limits
+    lengths = slice(0, joint.free_translations)
+    return joint.free_translations == 0 or (limits is not None and all(bool(torch.isfinite(bound[..., lengths]).all()) for bound in limits))
+
+
+def _samples(structure: Structure, count: int, generator: torch.Generator) -> Tensor:
+    """Coordinates (count, num_coordinates): within limits, and any rotation where there are none. Others are zero."""
+    q = torch.zeros(count, structure.num_coordinates, dtype=torch.float64)
+    for entry in structure.tree_order():
+        joint, size = entry.joint, entry.coordinates.stop - entry.coordinates.start
+        if not _bounded(joint) or not size:
+            continue
+        lower, upper = torch.full((size,), -math.pi, dtype=torch.float64), torch.full((size,), math.pi, dtype=torch.float64)
+        if joint.limits is not None:
+            # Batched limits: the widest.
+            own = [bound.detach().cpu().double().reshape(-1, size) for bound in joint.limits]
+            lower = torch.where(torch.isfinite(own[0].amin(0)), own[0].amin(0), lower)
+            upper = torch.where(torch.isfinite(own[1].amax(0)), own[1].amax(0), upper)
+        drawn = lower + (upper - lower) * torch.rand(count, size, generator=generator, dtype=torch.float64)
+        q[:, entry.coordinates] = drawn
+    return q.to(structure.gravity.device)

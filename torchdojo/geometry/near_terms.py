@@ -1,0 +1,131 @@
+"""Near terms of two convex shapes: all pairs (corner of a, b), (corner of b, a) and (edge of a, edge of b) that are close.
+
+Two bodies that lie on each other touch in many places at once, and which places these are changes along the motion. A term is one possible
+place, with its gap, normal and point, evaluated on the features that are nearest at the poses given. Its impulse counts by a weight, C² and
+exactly zero beyond `REACH`. So the step is one continuous function of its inputs, whichever terms were considered besides the near ones.
+
+A crossing of edges is a place of contact only between the ends of both edges, where they are not parallel, and where its normal is one of
+both edges. Elsewhere its gap is blended to 2 `REACH`, where nothing acts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo import quaternion as quat
+from torchdojo.geometry.polytopes import Polytope
+
+__all__ = ["REACH", "Term", "all_terms", "near_term"]
+
+REACH = 1e-3  # [m]: impulses fade between half of it and all of it
+ENDS = 1e-3  # [m] over which a crossing fades beyond the end of an edge
+PARALLEL = (2e-3, 1e-2)  # sine of the angle between two edges below which their crossing fades, from the second on
+CONE = (0.1, 0.3)  # sine by which the normal of a crossing leaves the normals of an edge, over which it fades
+PAST = 1.5  # radii by which cores may overlap where edges cross: lines that are farther past each other belong to no nearest points
+NOTHING, CORNER, OTHER_CORNER, CROSSING = -1, 0, 1, 2  # kinds of terms
+
+
+class Term(NamedTuple):
+    """Gap (...,) [m], unit normal from b to a (..., 3), point on a (..., 3) and weight of the impulse (...,) of a term.
+
+    possible: (...,) whether it may be a place of contact: a crossing that counts, and whose edges are not past each other.
+    """
+
+    gap: Tensor
+    normal: Tensor
+    point: Tensor
+    weight: Tensor
+    possible: Tensor
+
+
+def fade(t: Tensor) -> Tensor:
+    """1 below 0, 0 above 1, C² between."""
+    t = t.clamp(0, 1)
+    return 1 - t * t * t * (10 + t * (6 * t - 15))
+
+
+def all_terms(a: Polytope, b: Polytope) -> Tensor:
+    """Kinds and features (n, 3) of all terms of a pair."""
+    corners = [[CORNER, i, 0] for i in range(len(a.vertices))]
+    others = [[OTHER_CORNER, i, 0] for i in range(len(b.vertices))]
+    crossings = [[CROSSING, i, j] for i in range(len(a.edges)) for j in range(len(b.edges))]
+    if len(a.vertices) == len(b.vertices) == 1:
+        others = []  # two balls have one term
+    return torch.tensor(corners + others + crossings)
+
+
+def near_term(
+    a: Polytope, b: Polytope, pose_a: tuple[Tensor, Tensor], pose_b: tuple[Tensor, Tensor], term: Tensor, fading: bool | Tensor = True
+) -> Term:
+    """The terms (..., 3) of two shapes at poses (x (..., 3), q (..., 4)). `NOTHING` is 2 `REACH` apart, and weighs nothing.
+
+    Args:
+        fading: whether impulses fade with the gap; else they do not, but at crossings that are no places of contact.
+    """
+    kind, first, second = term.long().unbind(-1)
+    corner = _corner(a, b, pose_a, pose_b, first.clamp_max(len(a.vertices) - 1), kind == CORNER)
+    flipped = _corner(b, a, pose_b, pose_a, first.clamp_max(len(b.vertices) - 1), kind == OTHER_CORNER)
+    other = Term(flipped.gap, -flipped.normal, flipped.point - flipped.gap[..., None] * flipped.normal, flipped.weight, flipped.possible)
+    result = _choose(kind == CORNER, corner, other)
+    if len(a.edges) and len(b.edges):
+        i, j = first.clamp_max(len(a.edges) - 1), second.clamp_max(len(b.edges) - 1)
+        result = _choose(kind == CROSSING, _crossing(a, b, pose_a, pose_b, i, j, kind == CROSSING), result)
+    weight = result.weight * torch.where(torch.as_tensor(fading), fade(2 * result.gap / REACH - 1), 1.0)
+    return result._replace(weight=weight)
+
+
+def _choose(condition: Tensor, first: Term, second: Term) -> Term:
+    pairs = zip(first, second, strict=True)
+    return Term(*(torch.where(condition[..., None] if x.ndim > condition.ndim else condition, x, y) for x, y in pairs))
+
+
+def _corner(a: Polytope, b: Polytope, pose_a: tuple[Tensor, Tensor], pose_b: tuple[Tensor, Tensor], i: Tensor, asked: Tensor) -> Term:
+    """Corners of a against b; where they are not asked for, nothing."""
+    (xa, qa), (xb, qb) = pose_a, pose_b
+    place = xa + quat.rotate(qa, a.vertices.to(xa)[i])
+    distance, local = b.distance(quat.inverse_rotate(qb, place - xb))
+    normal = quat.rotate(qb, local)
+    gap = distance - a.radius - b.radius
+    gap, weight = torch.where(asked, gap, 2 * REACH), torch.ones_like(gap)
+    return Term(gap, normal, place - a.radius * normal, torch.where(asked, weight, 0.0), asked)
+
+
+def _crossing(
+    a: Polytope, b: Polytope, pose_a: tuple[Tensor, Tensor], pose_b: tuple[Tensor, Tensor], i: Tensor, j: Tensor, asked: Tensor
+) -> Term:
+    """Edges i of a and j of b, on the common normal of their lines."""
+    (xa, qa), (xb, qb) = pose_a, pose_b
+    start_a, start_b = a.vertices.to(xa)[a.edges[i, 0]], b.vertices.to(xa)[b.edges[j, 0]]
+    u = quat.rotate(qa, a.vertices.to(xa)[a.edges[i, 1]] - start_a)
+    v = quat.rotate(qb, b.vertices.to(xa)[b.edges[j, 1]] - start_b)
+    from_a = xa + quat.rotate(qa, start_a)
+    apart = from_a - xb - quat.rotate(qb, start_b)
+    uu, vv, uv, ud, vd = ((p * q).sum(-1) for p, q in ((u, u), (v, v), (u, v), (u, apart), (v, apart)))
+    across = torch.linalg.cross(u, v)
+    square = (across * across).sum(-1)
+    sine2 = square / (uu * vv)
+    real = asked & (sine2 > PARALLEL[0] ** 2)
+    square = torch.where(real, square, 1.0)
+    axis = across / torch.sqrt(square)[..., None]
+    s, t = (uv * vd - vv * ud) / square, (uu * vd - uv * ud) / square
+    # The normal leads to the outside of b's edge and to the inside of a's, whatever the poses. Edges without faces are on no side.
+    outward = quat.rotate(qb, b.outward.to(xa)[j]) - quat.rotate(qa, a.outward.to(xa)[i])
+    lone = not len(a.normals) and not len(b.normals)
+    side = torch.where((axis * (apart if lone else outward)).sum(-1) < 0, -1.0, 1.0)[..., None].detach()
+    normal = side * axis
+    gap = (normal * apart).sum(-1) - a.radius - b.radius
+    ends_a, ends_b = torch.sqrt(uu) / ENDS, torch.sqrt(vv) / ENDS
+    low, high = PARALLEL
+    keep = fade(-ends_a * s) * fade(ends_a * (s - 1)) * fade(-ends_b * t) * fade(ends_b * (t - 1))
+    keep = keep * fade((high**2 - sine2) / (high**2 - low**2))
+    in_a, in_b = quat.inverse_rotate(qa, normal), quat.inverse_rotate(qb, normal)
+    for k in (0, 1):
+        keep = keep * fade((-(a.inward.to(xa)[i, k] * in_a).sum(-1) - CONE[0]) / (CONE[1] - CONE[0]))
+        keep = keep * fade(((b.inward.to(xa)[j, k] * in_b).sum(-1) - CONE[0]) / (CONE[1] - CONE[0]))
+    keep = torch.where(real, keep, 0.0)
+    possible = (keep > 0) & (gap >= -PAST * (a.radius + b.radius))
+    gap = torch.where(real, keep * gap + (1 - keep) * (2 * REACH), 2 * REACH)
+    return Term(gap, normal, from_a + s[..., None] * u - a.radius * normal, keep, possible)

@@ -1,0 +1,199 @@
+"""Convex polytopes with a radius: the core's corners, edges and faces, and the distance of a point from the core.
+
+A shape is its core, shrunk by `radius`, and every point within the radius of it. So the distance of two shapes that do not overlap by more
+than their radii is C¹ in their poses. A point is a core of one corner, a segment one of two corners and an edge without faces.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from torchdojo.geometry.hulls import Hull, convex_hull
+from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Shape, Sphere
+from torchdojo.quaternion import rotate
+
+__all__ = ["Polytope", "polytope_of"]
+
+Array = NDArray[np.float64]
+SAME_PLANE = 1e-9  # 1 − cos between the normals of two triangles of one face
+ROUNDING = (0.01, 1e-4, 1e-3)  # radius of sharp shapes: share of their smallest extent, least and most [m]
+SIDES = 24  # of the prism that stands for a cylinder
+
+
+@dataclass(frozen=True, eq=False)
+class Polytope:
+    """A convex core in the frame of its body, and a radius around it.
+
+    vertices: (V, 3) [m].
+    normals, offsets: of faces (F, 3), outward, and (F,) [m].
+    edges, faces: (E, 2) ends of the edges between faces that are not in one plane, and their faces; −1: none.
+    inward: (E, 2, 3) in either face, perpendicular to the edge and away from it, so that normals n of the edge have n·inward <= 0; zero
+        without a face.
+    outward: (E, 3) sum of both faces' normals.
+    radius: [m].
+    """
+
+    vertices: Tensor
+    normals: Tensor
+    offsets: Tensor
+    edges: Tensor
+    faces: Tensor
+    inward: Tensor
+    outward: Tensor
+    radius: float
+
+    @classmethod
+    def of_points(cls, points: Array, radius: float) -> Polytope:
+        """The hull of points (n, 3) that span a volume, a segment of two or a point of one."""
+        if len(points) <= 2:
+            edges = np.array([[0, 1]] if len(points) == 2 else [], dtype=np.int64).reshape(-1, 2)
+            nothing = np.zeros((len(edges), 2, 3))
+            return cls._of(points, np.zeros((0, 3)), np.zeros(0), edges, np.full_like(edges, -1), nothing, nothing[:, 0], radius)
+        corners, triangles = convex_hull(points)
+        points = points[corners]
+        a, b, c = (points[triangles[:, i]] for i in range(3))
+        across = np.cross(b - a, c - a)
+        across /= np.linalg.norm(across, axis=-1, keepdims=True)
+        face_of = -np.ones(len(triangles), dtype=np.int64)
+        normals: list[Array] = []
+        for t in range(len(triangles)):
+            if face_of[t] < 0:
+                face_of[(face_of < 0) & (across @ across[t] > 1 - SAME_PLANE)] = len(normals)
+                normals.append(across[t])
+        sides: dict[tuple[int, int], list[int]] = {}
+        for t, triangle in enumerate(triangles.tolist()):
+            for i in range(3):
+                low, high = sorted((triangle[i], triangle[(i + 1) % 3]))
+                sides.setdefault((low, high), []).append(int(face_of[t]))
+        real = {ends: faces for ends, faces in sides.items() if faces[0] != faces[1]}
+        edges, faces = np.array(list(real)), np.array(list(real.values()))
+        normal = np.array(normals)
+        offsets = (points @ normal.T).max(0)
+        along = points[edges[:, 1]] - points[edges[:, 0]]
+        inward = np.cross(along[:, None], normal[faces])
+        members = [sorted({v for t in np.flatnonzero(face_of == f) for v in triangles[t].tolist()}) for f in range(len(normals))]
+        middles = np.array([points[face].mean(0) for face in members])
+        inward *= np.sign(((middles[faces] - points[edges[:, 0]][:, None]) * inward).sum(-1, keepdims=True))
+        inward /= np.linalg.norm(inward, axis=-1, keepdims=True)
+        return cls._of(points, normal, offsets, edges, faces, inward, normal[faces].sum(1), radius)
+
+    @classmethod
+    def _of(cls, *given: Any) -> Polytope:
+        vertices, normals, offsets, edges, faces, inward, outward = map(torch.as_tensor, given[:-1])
+        return cls(vertices, normals, offsets, edges, faces, inward, outward, float(given[-1]))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Polytope:
+        """Itself: it never changes, and the slots of a pair are those that have the same one."""
+        return self
+
+    def distance(self, point: Tensor) -> tuple[Tensor, Tensor]:
+        """Signed distance (...,) of points (..., 3) from the core, and its gradient, the outward unit normal (..., 3).
+
+        The feature that is nearest now is differentiated: a face, an edge or a corner. Inside, it is the face with the least depth.
+        """
+        with torch.no_grad():
+            corner, direction, face = self._feature(point.detach())
+        offset = point - self.vertices.to(point)[corner]
+        # Of a corner (direction 0) and an edge, what is across the edge is left of the offset.
+        across = offset - (offset * direction).sum(-1, keepdim=True) * direction
+        square = (across * across).sum(-1)
+        length = torch.sqrt(torch.where(square > 0, square, 1.0))
+        if not len(self.normals):
+            return torch.where(square > 0, length, 0.0), across / length[..., None]
+        flat = face >= 0
+        normal = self.normals.to(point)[face.clamp_min(0)]
+        height = (normal * point).sum(-1) - self.offsets.to(point)[face.clamp_min(0)]
+        return torch.where(flat, height, length), torch.where(flat[..., None], normal, across / length[..., None])
+
+    def _feature(self, point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """A corner (...,) of the nearest feature, the unit direction (..., 3) of its edge, or zero, and its face (...,), or −1."""
+        ends = self.vertices[self.edges]
+        if not len(self.edges):
+            return point.new_zeros(point.shape[:-1], dtype=torch.long), torch.zeros_like(point), torch.full(point.shape[:-1], -1)
+        along = ends[:, 1] - ends[:, 0]
+        offset = point[..., None, :] - ends[:, 0]  # (..., E, 3)
+        t = ((offset * along).sum(-1) / (along * along).sum(-1)).clamp(0, 1)
+        apart = offset - t[..., None] * along
+        edge = (apart * apart).sum(-1).argmin(-1)
+        t = torch.gather(t, -1, edge[..., None]).squeeze(-1)
+        corner = torch.where(t < 1, self.edges[edge, 0], self.edges[edge, 1])
+        unit = along / torch.linalg.vector_norm(along, dim=-1, keepdim=True)
+        inner = (t > 0) & (t < 1)
+        direction = torch.where(inner[..., None], unit[edge], 0.0)
+        if not len(self.normals):
+            return corner, direction, torch.full_like(corner, -1)
+        heights = point @ self.normals.T - self.offsets
+        top, face = heights.max(-1)
+        # A point above a face lies on the inner side of all its edges.
+        beyond = (offset[..., None, :] * self.inward).sum(-1) < 0  # (..., E, 2)
+        out = (beyond & (self.faces == face[..., None, None])).flatten(-2).any(-1)
+        return corner, direction, torch.where((top <= 0) | ~out, face, -1)
+
+
+def polytope_of(shape: Shape, radius: float | None = None) -> Polytope:
+    """The core and radius of a convex shape, in the frame of its body.
+
+    Args:
+        radius: of shapes with corners [m]. Default: a hundredth of the smallest extent, from 0.1 to 1 mm.
+
+    Raises:
+        ValueError: no such shape, or one too thin for its radius.
+    """
+    position, orientation = shape.position.detach(), shape.orientation.detach()
+    if isinstance(shape, Sphere):
+        return Polytope.of_points(position.numpy()[None], float(shape.radius))
+    if isinstance(shape, Capsule):
+        half = torch.tensor([[0.0, 0.0, -0.5], [0.0, 0.0, 0.5]], dtype=torch.float64) * float(shape.length)
+        return Polytope.of_points((position + rotate(orientation, half)).numpy(), float(shape.radius))
+    if isinstance(shape, Box):
+        size = shape.size.detach()
+        own = rounding(float(size.min())) if radius is None else radius
+        points = Box(size - 2 * own).contact_points()[0]
+    elif isinstance(shape, Cylinder):
+        own = rounding(min(2 * float(shape.radius), float(shape.length))) if radius is None else radius
+        turn = 2 * torch.pi * torch.arange(SIDES, dtype=torch.float64) / SIDES
+        ring = (float(shape.radius) - own) * torch.stack((turn.cos(), turn.sin()), -1)
+        half_length = 0.5 * float(shape.length) - own
+        points = torch.cat([torch.cat((ring, torch.full((SIDES, 1), z, dtype=torch.float64)), -1) for z in (-half_length, half_length)])
+    elif isinstance(shape, Hull):
+        own = rounding(float(np.ptp(shape.vertices.detach().numpy(), axis=0).min())) if radius is None else radius
+        points = torch.as_tensor(eroded(shape.vertices.detach().numpy(), own))
+    else:
+        raise ValueError(f"near contacts: got {type(shape).__name__}; allowed: Sphere, Capsule, Box, Cylinder and Hull")
+    return Polytope.of_points((position + rotate(orientation, points)).numpy(), own)
+
+
+def eroded(points: Array, depth: float) -> Array:
+    """The corners of the hull of points (n, 3) whose faces have all moved inwards by `depth` [m].
+
+    Raises:
+        ValueError: points in a plane, or nothing left.
+    """
+    from scipy.optimize import linprog
+    from scipy.spatial import ConvexHull, HalfspaceIntersection, QhullError
+
+    try:
+        planes = ConvexHull(points).equations + np.array([0.0, 0.0, 0.0, depth])
+    except QhullError as error:
+        raise ValueError("near contacts: got a flat hull; allowed: hulls that enclose a volume") from error
+    # The ball of the largest radius inside (Boyd and Vandenberghe 2004, section 4.3.1) has its center off all planes.
+    found = linprog([0, 0, 0, -1.0], np.c_[planes[:, :3], np.ones(len(planes))], -planes[:, 3], bounds=[(None, None)] * 3 + [(0, None)])
+    if not found.success or found.x[3] < 1e-3 * depth:
+        raise ValueError(f"near contacts: got a hull thinner than twice its radius {depth:g} m; give a smaller radius=")
+    corners = HalfspaceIntersection(planes, found.x[:3]).intersections
+    scale = 1e-9 * float(np.ptp(corners, axis=0).max())
+    keep = [i for i, corner in enumerate(corners) if not (np.abs(corners[:i] - corner).max(-1) < scale).any()]
+    result: Array = corners[keep]
+    return result
+
+
+def rounding(extent: float) -> float:
+    """Radius of the edges of a sharp shape [m] of this smallest extent [m]."""
+    share, least, most = ROUNDING
+    return min(max(share * extent, least), most)
