@@ -108,9 +108,11 @@ struct MechanismTable : rows::Head {
         p = read<rows::Couple>(p, couples, num_couples);
         p = read<rows::Coupling>(p, couplings, num_couplings);
         p = read<rows::Link>(p, tree, num_links);
-        polytope_numbers.resize(num_polytope_words / 2);
-        std::memcpy(polytope_numbers.data(), p, num_polytope_words * sizeof(int32_t));
-        if (num_polytope_words) read_polytopes();
+        if (num_polytope_words) {  // an empty vector has no address that memcpy may take
+            polytope_numbers.resize(num_polytope_words / 2);
+            std::memcpy(polytope_numbers.data(), p, num_polytope_words * sizeof(int32_t));
+            read_polytopes();
+        }
         frictions = contacts;
         for (const CoupleTable &couple : couples) frictions.push_back(couple.friction);
         for (const JointTable &joint : joints)
