@@ -70,8 +70,10 @@ geometry::Solid<S> solid(int kind, const P *p, const Vec3<S> &x, const Mat3<S> &
 }
 
 // One lane of a number with its derivatives, if it has any.
-inline double lane_of(double x, int) { return x; }
-inline double lane_of(const Pack &x, int lane) { return get(x, lane); }
+template <class T>
+double lane_of(const T &x, int lane) {
+    return get(x, lane);
+}
 template <class T>
 Dual<double> lane_of(const Dual<T> &x, int lane) {
     return make_dual<double>(get(x.v, lane), [&](int k) { return get(x.d[k], lane); });
