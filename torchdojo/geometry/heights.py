@@ -1,0 +1,95 @@
+"""Height fields: the surface z = s(x, y) of a uniform quadratic B-spline over a grid of samples, and the gap of a ball above it.
+
+The samples are control points: the surface stays within their convex hull and does not pass through them, except where they are linear.
+Heights and first derivatives are continuous, so normals are. Second derivatives are constant in each direction within a cell and jump
+between cells.
+
+Beyond the grid the outermost samples are repeated. So the ground goes on level at the height of the edge, without a jump of the normal.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo.parameters import as_tensor, require
+
+__all__ = ["HeightField", "Surface"]
+
+
+class Surface(NamedTuple):
+    """Height s [m] and slopes ∂s/∂x, ∂s/∂y at points of the plane, (...,) each."""
+
+    height: Tensor
+    by_x: Tensor
+    by_y: Tensor
+
+
+class HeightField:
+    """A grid of heights.
+
+    Args:
+        heights: (..., rows, columns) [m], sample i, j above x = x₀ + i·cell, y = y₀ + j·cell. At least two rows and columns.
+        cell: distance between samples [m], > 0: one number, or (2,) for x and y.
+        origin: (x₀, y₀) [m] of the first sample. Default: the middle of the grid lies at zero.
+
+    Raises:
+        ValueError: less than two dimensions, rows or columns, a number that is not finite, or a cell that is not positive.
+    """
+
+    def __init__(self, heights: Any, cell: Any, *, origin: Any = None) -> None:
+        self.heights = as_tensor(heights, "HeightField heights")
+        shape = tuple(self.heights.shape)
+        if len(shape) < 2 or min(shape[-2:]) < 2:
+            raise ValueError(f"HeightField heights: got shape {shape}; allowed: (..., rows, columns) with two or more of each")
+        require(torch.isfinite(self.heights), "HeightField heights", self.heights, "finite numbers")
+        cell = as_tensor(cell, "HeightField cell")
+        if cell.shape not in ((), (2,)):
+            raise ValueError(f"HeightField cell: got shape {tuple(cell.shape)}; allowed: a number, or (2,) for x and y")
+        require(torch.isfinite(cell) & (cell > 0), "HeightField cell", cell, "positive, finite lengths")
+        self.cell = cell.expand(2)
+        middle = -0.5 * self.cell.detach() * torch.tensor([rows - 1 for rows in shape[-2:]], dtype=self.cell.dtype)
+        self.origin = middle if origin is None else as_tensor(origin, "HeightField origin")
+        if self.origin.shape != (2,):
+            raise ValueError(f"HeightField origin: got shape {tuple(self.origin.shape)}; allowed: (2,), x and y of the first sample")
+        require(torch.isfinite(self.origin), "HeightField origin", self.origin, "finite numbers")
+
+    def at(self, place: Tensor) -> Surface:
+        """The surface above places (..., 2) [m]. Leading dimensions broadcast against the batch dimensions of the heights."""
+        grid = (place - self.origin) / self.cell
+        nearest = grid.detach().round()
+        weights, slopes = _weights(grid - nearest)
+        rows, columns = self.heights.shape[-2:]
+        # Beyond one row outside, all samples are those of the edge, wherever the place is; large numbers would overflow integers.
+        inside = nearest.clamp(-2, max(rows, columns) + 1).long()
+        around = inside[..., None] + torch.arange(-1, 2, device=place.device)  # (..., 2, 3)
+        i, j = around[..., 0, :].clamp(0, rows - 1), around[..., 1, :].clamp(0, columns - 1)
+        batch = self.heights.shape[:-2]
+        first = torch.arange(batch.numel(), device=place.device).reshape(batch) * (rows * columns)
+        index = first[..., None, None] + i[..., :, None] * columns + j[..., None, :]
+        samples = self.heights.reshape(-1)[index]  # (..., 3, 3), gathered, so that nothing of the size of the grid is copied
+        (x, y), (dx, dy) = weights.unbind(-2), slopes.unbind(-2)
+
+        def sum_of(a: Tensor, b: Tensor) -> Tensor:
+            return (samples * a[..., :, None] * b[..., None, :]).sum((-2, -1))
+
+        return Surface(sum_of(x, y), sum_of(dx, y) / self.cell[0], sum_of(x, dy) / self.cell[1])
+
+    def gap(self, point: Tensor, radius: Any = 0.0) -> tuple[Tensor, Tensor]:
+        """Gap φ [m] (...,) of balls of this radius (...,) around points (..., 3), and the unit normal (..., 3) at their places.
+
+        φ = (z − s) n_z − r is the distance to the tangent plane at the foot of the vertical, less the radius. It is the distance on
+        planes of any slope. Elsewhere the distance D = (z − s) n_z differs from the true one by about ½ κ D² tan²θ, with the curvature κ
+        of the surface and its angle θ: 0.13 mm for D = 2 cm, κ = 2 / m and θ = 30°.
+        """
+        height, by_x, by_y = self.at(point[..., :2])
+        up = torch.rsqrt(1 + by_x * by_x + by_y * by_y)
+        return (point[..., 2] - height) * up - radius, torch.stack((-by_x * up, -by_y * up, up), dim=-1)
+
+
+def _weights(t: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights of three samples at t in [−½, ½] from the middle one, and their derivatives, (..., 3)."""
+    low, high = 0.5 - t, 0.5 + t
+    return torch.stack((0.5 * low * low, 0.75 - t * t, 0.5 * high * high), -1), torch.stack((-low, -2 * t, high), -1)
