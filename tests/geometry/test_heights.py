@@ -35,6 +35,30 @@ def test_the_normal_is_continuous_across_cells_and_the_edge() -> None:
     assert normal.diff(dim=0).norm(dim=-1).max() < 2 * 1e-5 * 4 * 0.02 / CELL**2
 
 
+def test_the_gradient_of_the_gap_is_continuous_across_cells() -> None:
+    """With quadratic splines it jumps by D n_z³ ∂s/∂x times the jump of the curvature: more than 0.01 between these samples."""
+    field = HeightField(rough(), CELL, origin=(0.0, 0.0))
+    corner = CELL * torch.arange(-2, 22, dtype=torch.float64) / 2  # lines of samples and the middles between them
+    across = torch.cartesian_prod(corner, 0.37 * CELL + corner)
+    for swap in (False, True):
+        sides = []
+        for offset in (-1e-9, 1e-9):
+            place = torch.cat((across + torch.tensor([offset, 0.0]), torch.full_like(across[:, :1], 0.05)), -1)
+            place = (place[:, [1, 0, 2]] if swap else place).clone().requires_grad_()
+            sides.append(torch.autograd.grad(field.gap(place, 0.02)[0].sum(), place)[0])
+        # 2e-9 m times the second derivative of the gap: D times the third one of the surface, 8 · 0.02/cell³, and slack of 4.
+        assert (sides[0] - sides[1]).abs().max() < 4 * 2e-9 * 0.05 * 8 * 0.02 / CELL**3
+
+
+def test_samples_of_a_quadratic_are_smoothed_by_the_stated_error() -> None:
+    x, y = (CELL * torch.arange(n, dtype=torch.float64) for n in (12, 14))
+    place = 0.1 + 0.35 * torch.rand(50, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    a, b = 1.5, -0.8
+    surface = HeightField(a * x[:, None] ** 2 + b * y**2, CELL, origin=(0.0, 0.0)).at(place)
+    expected = a * place[:, 0] ** 2 + b * place[:, 1] ** 2 + CELL**2 / 6 * (2 * a + 2 * b)
+    torch.testing.assert_close(surface.height, expected, rtol=0, atol=1e-14)
+
+
 def test_beyond_the_grid_the_ground_is_level() -> None:
     heights = rough()
     surface = HeightField(heights, CELL).at(torch.tensor([[5.0, 7.0], [-5.0, -7.0], [1e30, -1e30]], dtype=torch.float64))
@@ -64,11 +88,12 @@ def test_a_batch_of_fields_equals_each_one() -> None:
     [
         ([], {}, "rows, columns"),
         ([0.0, 1.0], {}, "rows, columns"),
-        ([[0.0, 1.0]], {}, "two or more"),
-        ([[0.0, float("nan")], [0.0, 0.0]], {}, "finite"),
-        ([[0.0, 0.0], [0.0, 0.0]], {"cell": 0.0}, "positive"),
-        ([[0.0, 0.0], [0.0, 0.0]], {"cell": [1.0, 1.0, 1.0]}, "for x and y"),
-        ([[0.0, 0.0], [0.0, 0.0]], {"origin": (0.0, 0.0, 0.0)}, "first sample"),
+        ([[0.0, 1.0]] * 4, {}, "four or more"),
+        ([[0.0] * 4] * 3, {}, "four or more"),
+        ([[0.0, float("nan"), 0.0, 0.0]] * 4, {}, "finite"),
+        ([[0.0] * 4] * 4, {"cell": 0.0}, "positive"),
+        ([[0.0] * 4] * 4, {"cell": [1.0, 1.0, 1.0]}, "for x and y"),
+        ([[0.0] * 4] * 4, {"origin": (0.0, 0.0, 0.0)}, "first sample"),
     ],
 )
 def test_bad_input_is_refused(heights: list, options: dict, message: str) -> None:

@@ -1,10 +1,14 @@
-"""Height fields: the surface z = s(x, y) of a uniform quadratic B-spline over a grid of samples, and the gap of a ball above it.
+"""Height fields: the surface z = s(x, y) of a uniform cubic B-spline over a grid of samples, and the gap of a ball above it.
 
-The samples are control points: the surface stays within their convex hull and does not pass through them, except where they are linear.
-Heights and first derivatives are continuous, so normals are. Second derivatives are constant in each direction within a cell and jump
-between cells.
+The gap contains the slopes of the surface, so its gradient contains the curvatures. Those of a quadratic spline jump between cells, and the
+gap of a ball would have a kink there. The cubic spline has continuous curvatures, so the gap is C¹.
 
-Beyond the grid the outermost samples are repeated. So the ground goes on level at the height of the edge, without a jump of the normal.
+The samples are control values: the surface stays within their range and does not pass through them, except where they are linear. Samples
+of a smooth function f at distances c give s = f + c²/6 (∂²f/∂x² + ∂²f/∂y²) + O(c⁴), and exactly the first two terms for quadratic f. A
+step between two rows of samples becomes a smooth ramp that is three cells wide.
+
+Beyond the grid the outermost samples are repeated. So the ground goes on level at the height of the edge from one cell outside, without a
+jump of slope or curvature.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from torch import Tensor
 from torchdojo.parameters import as_tensor, require
 
 __all__ = ["HeightField", "Surface"]
+
+SAMPLES = 4  # that act on a place in each direction
 
 
 class Surface(NamedTuple):
@@ -31,19 +37,19 @@ class HeightField:
     """A grid of heights.
 
     Args:
-        heights: (..., rows, columns) [m], sample i, j above x = x₀ + i·cell, y = y₀ + j·cell. At least two rows and columns.
+        heights: (..., rows, columns) [m], sample i, j above x = x₀ + i·cell, y = y₀ + j·cell. At least four rows and columns.
         cell: distance between samples [m], > 0: one number, or (2,) for x and y.
         origin: (x₀, y₀) [m] of the first sample. Default: the middle of the grid lies at zero.
 
     Raises:
-        ValueError: less than two dimensions, rows or columns, a number that is not finite, or a cell that is not positive.
+        ValueError: less than two dimensions, less than four rows or columns, a number that is not finite, or a cell that is not positive.
     """
 
     def __init__(self, heights: Any, cell: Any, *, origin: Any = None) -> None:
         self.heights = as_tensor(heights, "HeightField heights")
         shape = tuple(self.heights.shape)
-        if len(shape) < 2 or min(shape[-2:]) < 2:
-            raise ValueError(f"HeightField heights: got shape {shape}; allowed: (..., rows, columns) with two or more of each")
+        if len(shape) < 2 or min(shape[-2:]) < SAMPLES:
+            raise ValueError(f"HeightField heights: got shape {shape}; allowed: (..., rows, columns) with four or more of each")
         require(torch.isfinite(self.heights), "HeightField heights", self.heights, "finite numbers")
         cell = as_tensor(cell, "HeightField cell")
         if cell.shape not in ((), (2,)):
@@ -59,17 +65,17 @@ class HeightField:
     def at(self, place: Tensor) -> Surface:
         """The surface above places (..., 2) [m]. Leading dimensions broadcast against the batch dimensions of the heights."""
         grid = (place - self.origin) / self.cell
-        nearest = grid.detach().round()
-        weights, slopes = _weights(grid - nearest)
+        before = grid.detach().floor()
+        weights, slopes = _weights(grid - before)
         rows, columns = self.heights.shape[-2:]
-        # Beyond one row outside, all samples are those of the edge, wherever the place is; large numbers would overflow integers.
-        inside = nearest.clamp(-2, max(rows, columns) + 1).long()
-        around = inside[..., None] + torch.arange(-1, 2, device=place.device)  # (..., 2, 3)
+        # From one row outside on, all samples are those of the edge, wherever the place is; large numbers would overflow integers.
+        inside = before.clamp(-2, max(rows, columns) + 1).long()
+        around = inside[..., None] + torch.arange(-1, 3, device=place.device)  # (..., 2, 4)
         i, j = around[..., 0, :].clamp(0, rows - 1), around[..., 1, :].clamp(0, columns - 1)
         batch = self.heights.shape[:-2]
         first = torch.arange(batch.numel(), device=place.device).reshape(batch) * (rows * columns)
         index = first[..., None, None] + i[..., :, None] * columns + j[..., None, :]
-        samples = self.heights.reshape(-1)[index]  # (..., 3, 3), gathered, so that nothing of the size of the grid is copied
+        samples = self.heights.reshape(-1)[index]  # (..., 4, 4), gathered, so that nothing of the size of the grid is copied
         (x, y), (dx, dy) = weights.unbind(-2), slopes.unbind(-2)
 
         def sum_of(a: Tensor, b: Tensor) -> Tensor:
@@ -82,7 +88,8 @@ class HeightField:
 
         φ = (z − s) n_z − r is the distance to the tangent plane at the foot of the vertical, less the radius. It is the distance on
         planes of any slope. Elsewhere the distance D = (z − s) n_z differs from the true one by about ½ κ D² tan²θ, with the curvature κ
-        of the surface and its angle θ: 0.13 mm for D = 2 cm, κ = 2 / m and θ = 30°.
+        of the surface and its angle θ: 0.13 mm for D = 2 cm, κ = 2 / m and θ = 30°. The gap is C¹; where the surface is curved,
+        the normal is not its gradient.
         """
         height, by_x, by_y = self.at(point[..., :2])
         up = torch.rsqrt(1 + by_x * by_x + by_y * by_y)
@@ -90,6 +97,8 @@ class HeightField:
 
 
 def _weights(t: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights of three samples at t in [−½, ½] from the middle one, and their derivatives, (..., 3)."""
-    low, high = 0.5 - t, 0.5 + t
-    return torch.stack((0.5 * low * low, 0.75 - t * t, 0.5 * high * high), -1), torch.stack((-low, -2 * t, high), -1)
+    """Weights of four samples at t in [0, 1] from the second to the third one, and their derivatives, (..., 4)."""
+    u = 1 - t
+    weights = (u * u * u / 6, 2 / 3 - t * t * (1 - t / 2), 2 / 3 - u * u * (1 - u / 2), t * t * t / 6)
+    slopes = (-u * u / 2, t * (1.5 * t - 2), u * (2 - 1.5 * u), t * t / 2)
+    return torch.stack(weights, -1), torch.stack(slopes, -1)
