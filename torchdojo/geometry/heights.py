@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchdojo.parameters import as_tensor, require
+from torchdojo.parameters import PhysicalModule, as_tensor, require
 
 __all__ = ["HeightField", "Surface"]
 
@@ -33,34 +33,48 @@ class Surface(NamedTuple):
     by_y: Tensor
 
 
-class HeightField:
-    """A grid of heights.
+class HeightField(PhysicalModule):
+    """A grid of heights, the ground of contacts with the world: ``NonlinearContact("foot", other_shape=td.HeightField(heights, 0.1))``.
+
+    Contacts that share a field share its samples. Samples, cell and origin are parameters with gradients.
 
     Args:
-        heights: (..., rows, columns) [m], sample i, j above x = x₀ + i·cell, y = y₀ + j·cell. At least four rows and columns.
-        cell: distance between samples [m], > 0: one number, or (2,) for x and y.
-        origin: (x₀, y₀) [m] of the first sample. Default: the middle of the grid lies at zero.
+        heights: (..., rows, columns) [m], sample i, j above x = x₀ + i·cell, y = y₀ + j·cell, world frame. At least four rows and columns.
+        cell: distance between samples [m], > 0: one number, or (..., 2) for x and y.
+        origin: (..., 2), x₀ and y₀ [m] of the first sample. Default: the middle of the grid lies at zero.
 
     Raises:
         ValueError: less than two dimensions, less than four rows or columns, a number that is not finite, or a cell that is not positive.
     """
 
+    fields = {"heights": 2, "cell": 1, "origin": 1}
+    noun = "height field"
+    heights: Tensor
+    cell: Tensor
+    origin: Tensor
+
     def __init__(self, heights: Any, cell: Any, *, origin: Any = None) -> None:
-        self.heights = as_tensor(heights, "HeightField heights")
-        shape = tuple(self.heights.shape)
-        if len(shape) < 2 or min(shape[-2:]) < SAMPLES:
-            raise ValueError(f"HeightField heights: got shape {shape}; allowed: (..., rows, columns) with four or more of each")
-        require(torch.isfinite(self.heights), "HeightField heights", self.heights, "finite numbers")
-        cell = as_tensor(cell, "HeightField cell")
-        if cell.shape not in ((), (2,)):
-            raise ValueError(f"HeightField cell: got shape {tuple(cell.shape)}; allowed: a number, or (2,) for x and y")
-        require(torch.isfinite(cell) & (cell > 0), "HeightField cell", cell, "positive, finite lengths")
-        self.cell = cell.expand(2)
-        middle = -0.5 * self.cell.detach() * torch.tensor([rows - 1 for rows in shape[-2:]], dtype=self.cell.dtype)
-        self.origin = middle if origin is None else as_tensor(origin, "HeightField origin")
-        if self.origin.shape != (2,):
-            raise ValueError(f"HeightField origin: got shape {tuple(self.origin.shape)}; allowed: (2,), x and y of the first sample")
-        require(torch.isfinite(self.origin), "HeightField origin", self.origin, "finite numbers")
+        super().__init__()
+        self.heights = heights
+        cell = as_tensor(cell, "HeightField.cell")
+        self.cell = cell.expand(2) if cell.ndim == 0 else cell
+        counts = self.cell.new_tensor([rows - 1 for rows in self.heights.shape[-2:]])
+        self.origin = -0.5 * self.cell.detach() * counts if origin is None else origin
+
+    def check_field(self, name: str, value: Tensor) -> Tensor:
+        shape = tuple(value.shape)
+        if name == "heights":
+            if len(shape) < 2 or min(shape[-2:]) < SAMPLES:
+                raise ValueError(f"{self.label(name)}: got shape {shape}; allowed: (..., rows, columns) with four or more of each")
+            before = self._parameters.get(name, self._buffers.get(name))
+            if before is not None and before.shape[-2:] != value.shape[-2:]:
+                raise ValueError(f"{self.label(name)}: got shape {shape}; allowed: (..., {before.shape[-2]}, {before.shape[-1]}), as before")
+        elif shape[-1:] != (2,):
+            raise ValueError(f"{self.label(name)}: got shape {shape}; allowed: (..., 2), for x and y")
+        value = super().check_field(name, value)
+        if name == "cell":
+            require(value > 0, self.label(name), value, "positive lengths")
+        return value
 
     def at(self, place: Tensor) -> Surface:
         """The surface above places (..., 2) [m]. Leading dimensions broadcast against the batch dimensions of the heights."""
@@ -81,7 +95,7 @@ class HeightField:
         def sum_of(a: Tensor, b: Tensor) -> Tensor:
             return (samples * a[..., :, None] * b[..., None, :]).sum((-2, -1))
 
-        return Surface(sum_of(x, y), sum_of(dx, y) / self.cell[0], sum_of(x, dy) / self.cell[1])
+        return Surface(sum_of(x, y), sum_of(dx, y) / self.cell[..., 0], sum_of(x, dy) / self.cell[..., 1])
 
     def gap(self, point: Tensor, radius: Any = 0.0) -> tuple[Tensor, Tensor]:
         """Gap φ [m] (...,) of balls of this radius (...,) around points (..., 3), and the unit normal (..., 3) at their places.

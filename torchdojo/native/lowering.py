@@ -18,7 +18,7 @@ from torchdojo.elements.near_contact import NearContact
 from torchdojo.elements.velocity_limits import JointVelocityLimits
 from torchdojo.geometry.polytopes import Polytope
 from torchdojo.native import graph
-from torchdojo.native.packing import Piece, is_plain, shapes_of
+from torchdojo.native.packing import Piece, is_plain, samples_of, shapes_of
 from torchdojo.native.polytopes import words
 from torchdojo.native.tables import (
     BODY,
@@ -193,6 +193,7 @@ class _Lowering:
         system, schedule = self.system, self.schedule
         impulses = [k for piece in system.impulse_layout.values() for k in range(piece.start, piece.stop)]
         self.cores: dict[int, tuple[int, Polytope]] = {}
+        self.grounds, num_samples = samples_of(self.pieces)
         contacts, pairs, couples = self._contact_rows()
         slowing = [NONE if element is None else self.number[id(element.joint)] for element in slowed_by(system)]
         offsets = zip(schedule.diagonal_offset, schedule.rhs_offset, slowing, strict=False)  # of bodies, which stand before other nodes
@@ -214,6 +215,7 @@ class _Lowering:
             num_unknowns=system.num_unknowns,
             num_inputs=system.num_inputs,
             num_parameters=num_parameters,
+            num_samples=num_samples,
             num_cones=system.num_cones,
             has_loops=has_loops,
             num_free_data=sum(joint.has_free_data for joint in self.joints),
@@ -313,6 +315,8 @@ class _Lowering:
                 if isinstance(group.template, NearContact):
                     for i, core in enumerate(group.template.shapes):
                         cores[i] = self.cores.setdefault(id(core), (len(self.cores), core))[0]
+                ground = dict(zip(("samples", "rows", "columns"), self.grounds.get(id(group), (NONE, 0, 0)), strict=True))
+                shapes |= ground
                 pairs.append(row(PAIR, other=other, kind_a=kind_a, kind_b=kind_b, core_a=cores[0], core_b=cores[1], **shapes, **blocks))
         return rows, pairs, couples
 
