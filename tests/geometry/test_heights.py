@@ -93,7 +93,7 @@ def test_a_batch_of_fields_equals_each_one() -> None:
         ([[0.0, float("nan"), 0.0, 0.0]] * 4, {}, "finite"),
         ([[0.0] * 4] * 4, {"cell": 0.0}, "positive"),
         ([[0.0] * 4] * 4, {"cell": [1.0, 1.0, 1.0]}, "for x and y"),
-        ([[0.0] * 4] * 4, {"origin": (0.0, 0.0, 0.0)}, "first sample"),
+        ([[0.0] * 4] * 4, {"origin": (0.0, 0.0, 0.0)}, "for x and y"),
     ],
 )
 def test_bad_input_is_refused(heights: list, options: dict, message: str) -> None:

@@ -129,7 +129,9 @@ class Contact(Element):
         self.other_kind, other_values = _describe(self, "other_shape", other_shape)
         if isinstance(other_shape, HeightField):
             if self.other is not None:
-                raise ValueError(f"{type(self).__name__}: got a HeightField on body {self.other!r}; allowed: one of the world, without other=")
+                raise ValueError(
+                    f"{type(self).__name__}: got a HeightField on body {self.other!r}; allowed: one of the world, without other="
+                )
             self.ground = other_shape
         if shape is None:
             values = {"point": (0.0, 0.0, 0.0) if point is None else point, "radius": 0.0 if radius is None else radius}
@@ -137,7 +139,7 @@ class Contact(Element):
         values |= {f"other_{name}": value for name, value in other_values.items()} if other_shape is not None else surface
         if self.other_kind in ("surface", "heights") and self.shape_kind != "sphere":
             raise ValueError(
-                f"{type(self).__name__}: got shape={type(shape).__name__} against a half-space, heights or a surface of your own; allowed: a point "
+                f"{type(self).__name__}: got shape={type(shape).__name__} against a half-space, heights or a surface of yours; allowed: a point "
                 "or a Sphere. Make one contact for each of shape.contact_points(), or give other_shape="
             )
         self._set_fields({**values, **given})

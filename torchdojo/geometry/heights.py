@@ -13,7 +13,7 @@ jump of slope or curvature.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,8 +47,8 @@ class HeightField(PhysicalModule):
         ValueError: less than two dimensions, less than four rows or columns, a number that is not finite, or a cell that is not positive.
     """
 
-    fields = {"heights": 2, "cell": 1, "origin": 1}
-    noun = "height field"
+    fields: ClassVar[dict[str, int]] = {"heights": 2, "cell": 1, "origin": 1}
+    noun: ClassVar[str] = "height field"
     heights: Tensor
     cell: Tensor
     origin: Tensor
@@ -68,7 +68,9 @@ class HeightField(PhysicalModule):
                 raise ValueError(f"{self.label(name)}: got shape {shape}; allowed: (..., rows, columns) with four or more of each")
             before = self._parameters.get(name, self._buffers.get(name))
             if before is not None and before.shape[-2:] != value.shape[-2:]:
-                raise ValueError(f"{self.label(name)}: got shape {shape}; allowed: (..., {before.shape[-2]}, {before.shape[-1]}), as before")
+                raise ValueError(
+                    f"{self.label(name)}: got shape {shape}; allowed: (..., {before.shape[-2]}, {before.shape[-1]}), as before"
+                )
         elif shape[-1:] != (2,):
             raise ValueError(f"{self.label(name)}: got shape {shape}; allowed: (..., 2), for x and y")
         value = super().check_field(name, value)
