@@ -138,7 +138,7 @@ def test_a_ball_that_rolls_in_a_bowl_gains_no_energy() -> None:
 
 @needs_kernel
 def test_a_quadruped_stands_on_rough_ground() -> None:
-    mech = td.models.quadruped(spring=60.0, damper=2.0)
+    mech = td.models.quadruped(spring=40.0, damper=2.0)
     mech.replace_ground(td.terrain.rough(0.05, size=(3.0, 3.0), seed=3))
     z = mech.place(td.models.initial_state("quadruped", mech))
     with torch.no_grad():
@@ -158,6 +158,7 @@ def test_generators_return_the_same_field_for_the_same_seed() -> None:
     assert -0.1 <= float(rough.min()) < float(rough.max()) <= 0 and not torch.equal(rough, td.terrain.rough(0.1, seed=2).heights)
 
 
+@pytest.mark.filterwarnings("ignore:combine. only points")
 def test_a_scene_has_a_field_and_the_viewer_draws_it() -> None:
     scene = td.combine(crate=td.Body(1.0, shape=td.Box((0.2, 0.2, 0.2))), ground=td.terrain.slope(0.1, size=(2.0, 2.0)), contacts="all")
     assert len(scene.contacts) == 8
@@ -169,7 +170,7 @@ def test_a_scene_has_a_field_and_the_viewer_draws_it() -> None:
 
 def test_bad_input_is_refused() -> None:
     field = td.terrain.slope(0.1, size=(1.0, 1.0))
-    with pytest.raises(ValueError, match="as before, "):
+    with pytest.raises(ValueError, match="21, 21., as before"):
         field.heights = torch.zeros(4, 5, dtype=torch.float64)
     with pytest.raises(ValueError, match="a height field is of the world"):
         td.NonlinearContact("a", other="b", other_shape=field)

@@ -139,8 +139,8 @@ class Contact(Element):
         values |= {f"other_{name}": value for name, value in other_values.items()} if other_shape is not None else surface
         if self.other_kind in ("surface", "heights") and self.shape_kind != "sphere":
             raise ValueError(
-                f"{type(self).__name__}: got shape={type(shape).__name__} against a half-space, heights or a surface of yours; allowed: a point "
-                "or a Sphere. Make one contact for each of shape.contact_points(), or give other_shape="
+                f"{type(self).__name__}: got shape={type(shape).__name__} against a half-space, heights or a surface of yours; "
+                "allowed: a point or a Sphere. Make one contact for each of shape.contact_points(), or give other_shape="
             )
         self._set_fields({**values, **given})
 

@@ -62,7 +62,7 @@ def lower(
         tree: the spanning tree, whose coordinates the joints outside constrain, and couplings, if it `has_loops`.
         acting: per group of joints, whether any spring, and any damper, is not zero.
     """
-    return _Lowering(system, pieces, acting).tables(tree, has_loops, num_parameters)
+    return _Lowering(system, pieces, acting).tables(pieces, tree, has_loops, num_parameters)
 
 
 @dataclass
@@ -189,11 +189,13 @@ class _Lowering:
         fill = sorted(set(self.schedule.offset) - {pair for i, j in edges for pair in ((i, j), (j, i))})
         self.fill = [row(FILL, offset=self.schedule.offset[i, j], count=sizes[i] * sizes[j]) for i, j in fill]
 
-    def tables(self, tree: Sequence[JointOrder], has_loops: bool, num_parameters: int) -> tuple[np.ndarray, graph.Schedule]:
+    def tables(
+        self, pieces: Sequence[Piece], tree: Sequence[JointOrder], has_loops: bool, num_parameters: int
+    ) -> tuple[np.ndarray, graph.Schedule]:
         system, schedule = self.system, self.schedule
         impulses = [k for piece in system.impulse_layout.values() for k in range(piece.start, piece.stop)]
         self.cores: dict[int, tuple[int, Polytope]] = {}
-        self.grounds, num_samples = samples_of(self.pieces)
+        self.grounds, num_samples = samples_of(pieces)
         contacts, pairs, couples = self._contact_rows()
         slowing = [NONE if element is None else self.number[id(element.joint)] for element in slowed_by(system)]
         offsets = zip(schedule.diagonal_offset, schedule.rhs_offset, slowing, strict=False)  # of bodies, which stand before other nodes
