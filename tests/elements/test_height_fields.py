@@ -67,7 +67,7 @@ def test_kernel_and_reference_agree(law: str) -> None:
     exact = dict(kappa=1e-4, residual_tol=1e-12, central_path_tol=1e-8)
     for backend in ("native", "reference"):
         mech = ball(td.HeightField(bumps(), CELL), backend, law, **exact)
-        z = mech.initial_state((2,), ball=dict(position=(0.02, -0.03, 0.12), velocity=(0.5, 0.2, -2.0), angular_velocity=(1.0, -2.0, 3.0)))
+        z = mech.initial_state((2,), ball=dict(position=(0.02, -0.03, 0.125), velocity=(0.5, 0.2, -2.0), angular_velocity=(1.0, -2.0, 3.0)))
         z[1, 0] += 0.17
         leaves = {"z": z.clone().requires_grad_(), **dict(mech.named_parameters())}
         for parameter in mech.parameters():
@@ -111,7 +111,7 @@ def test_steps_differentiate_by_states_samples_and_friction(backend: str) -> Non
 @needs_kernel
 def test_environments_have_fields_of_their_own() -> None:
     heights = torch.stack((bumps(), 0.5 * bumps()))
-    z = ball(td.HeightField(bumps(), CELL)).initial_state(ball=dict(position=(0.02, -0.03, 0.12), velocity=(0.5, 0.2, -2.0)))
+    z = ball(td.HeightField(bumps(), CELL)).initial_state(ball=dict(position=(0.02, -0.03, 0.125), velocity=(0.5, 0.2, -2.0)))
     with torch.no_grad():
         both = ball(td.HeightField(heights, CELL))(z)
         for i in range(2):
@@ -128,12 +128,13 @@ def test_contacts_share_the_samples() -> None:
 
 @needs_kernel
 def test_a_ball_that_rolls_in_a_bowl_gains_no_energy() -> None:
-    mech = ball(td.terrain.bowl(1.0, size=(2.0, 2.0), cell=CELL))
-    z = mech.initial_state(ball=dict(position=(0.3, 0.0, 0.165)))
+    contact = td.NonlinearContact("ball", radius=RADIUS, friction=0.5, other_shape=td.terrain.bowl(1.0, size=(2.0, 2.0), cell=CELL))
+    mech = td.Mechanism({"ball": td.Body(1.0, (0.004,) * 3)}, contacts={"skin": contact})
+    z = mech.place(mech.initial_state(ball=dict(position=(0.3, 0.0, 0.2))))
     with torch.no_grad():
-        growth = total_energy(mech, path(mech, z, 60)).diff(dim=0)
-    # The ball lands first. One step of a landing gains some 1e-5 J, on a plane as well; then the ball rolls.
-    assert float(growth[10:].max()) <= 1e-9
+        energy = total_energy(mech, path(mech, z, 300))
+    # 4.9e-5 J of 1.5 J above the start in its first steps, the error of the step; it has lost 0.12 J after four swings.
+    assert float(energy.max() - energy[0]) < 1e-4 and float(energy[-1]) < float(energy[0]) - 0.1
 
 
 @needs_kernel
@@ -170,9 +171,9 @@ def test_a_scene_has_a_field_and_the_viewer_draws_it() -> None:
 
 def test_bad_input_is_refused() -> None:
     field = td.terrain.slope(0.1, size=(1.0, 1.0))
-    with pytest.raises(ValueError, match="21, 21., as before"):
+    with pytest.raises(ValueError, match=r"21, 21\), as before"):
         field.heights = torch.zeros(4, 5, dtype=torch.float64)
-    with pytest.raises(ValueError, match="a height field is of the world"):
+    with pytest.raises(ValueError, match="allowed: one of the world"):
         td.NonlinearContact("a", other="b", other_shape=field)
     with pytest.raises(ValueError, match="a point or a Sphere"):
         td.NonlinearContact("a", shape=td.Box((1.0, 1.0, 1.0)), other_shape=field)

@@ -348,7 +348,7 @@ def on_ground(there: Mapping[str, Contact], ground: HeightField) -> dict[str, Co
         flat = contact.other_kind == "surface" and type(contact).signed_distance is Contact.signed_distance
         if contact.other is None and contact.shape_kind == "sphere" and flat:
             numbers = {key: getattr(contact, key) for key in contact.fields if key not in ("normal", "offset")}
-            facets = {"facets": contact.facets} if isinstance(contact, LinearContact) else {}
+            facets: dict[str, Any] = {"facets": contact.facets} if isinstance(contact, LinearContact) else {}
             made[name] = type(contact)(contact.body, other_shape=ground, **numbers, **facets)
     return made
 

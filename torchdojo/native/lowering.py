@@ -195,7 +195,7 @@ class _Lowering:
         system, schedule = self.system, self.schedule
         impulses = [k for piece in system.impulse_layout.values() for k in range(piece.start, piece.stop)]
         self.cores: dict[int, tuple[int, Polytope]] = {}
-        self.grounds, num_samples = samples_of(pieces)
+        self.grounds, end = samples_of(pieces, num_parameters)
         contacts, pairs, couples = self._contact_rows()
         slowing = [NONE if element is None else self.number[id(element.joint)] for element in slowed_by(system)]
         offsets = zip(schedule.diagonal_offset, schedule.rhs_offset, slowing, strict=False)  # of bodies, which stand before other nodes
@@ -217,7 +217,7 @@ class _Lowering:
             num_unknowns=system.num_unknowns,
             num_inputs=system.num_inputs,
             num_parameters=num_parameters,
-            num_samples=num_samples,
+            num_samples=end - num_parameters,
             num_cones=system.num_cones,
             has_loops=has_loops,
             num_free_data=sum(joint.has_free_data for joint in self.joints),

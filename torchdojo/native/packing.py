@@ -78,9 +78,13 @@ def pieces_of(system: System) -> tuple[list[Piece], int]:
     return pieces, end
 
 
-def samples_of(pieces: Sequence[Piece]) -> tuple[dict[int, tuple[int, int, int]], int]:
-    """Place of the first sample, rows and columns of the height field of each group that has one, by its id, and the number of all."""
-    places, end = {}, 0
+def samples_of(pieces: Sequence[Piece], start: int = 0) -> tuple[dict[int, tuple[int, int, int]], int]:
+    """Place of the first sample, rows and columns of the height field of each group that has one, by its id, and the end of all.
+
+    Args:
+        start: number of packed parameters, behind which samples stand.
+    """
+    places, end = {}, start
     for piece in grounds_of(pieces):
         contact = piece.group.template
         assert isinstance(contact, Contact)

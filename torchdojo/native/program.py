@@ -65,7 +65,7 @@ class Program:
         self.num_bodies, self.num_unknowns = system.num_bodies, system.num_unknowns
         self.num_inputs, self.num_cones = system.num_inputs, system.num_cones
         self.pieces, self.num_parameters = pieces_of(system)
-        self.bounds = bounds(self.pieces, self.num_parameters + samples_of(self.pieces)[1])
+        self.bounds = bounds(self.pieces, samples_of(self.pieces, self.num_parameters)[1])
         self.joint_groups = [g for g in system.groups if isinstance(g.template, StandardJoint)]
         self.num_impulses = sum(piece.stop - piece.start for piece in system.impulse_layout.values())
         self.tree, self.has_loops = self._tree(), self._has_loops()

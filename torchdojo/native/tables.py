@@ -161,7 +161,7 @@ PAIR = _row(
     "shape_a shape_b",  # positions in the packed parameters
     "core_a core_b",  # numbers among the polytopes (−1: another shape)
     "body_other other_body",  # blocks of the condensed matrix
-    "samples rows columns",  # first one of a height field, behind the packed parameters (−1: another shape), and their counts
+    "samples rows columns",  # first one of a height field among the packed parameters (−1: another shape), and their counts
 )
 COUPLE = _row(
     "contact",

@@ -440,8 +440,7 @@ void Worker<T>::map(const TdMap &map, int64_t first, int64_t last) {
     const auto load_parameters = [&](int64_t start) {
         load(workspace->parameters, map.parameters, map.parameter_stride, start);
         for (int lane = 0; lane < lanes<T>; ++lane)
-            workspace->samples[lane] =
-                map.parameters + std::min(start + lane, last - 1) * map.parameter_stride + mechanism.num_parameters;
+            workspace->samples[lane] = map.parameters + std::min(start + lane, last - 1) * map.parameter_stride;
     };
     load_parameters(first);
     for (int64_t start = first; start < last; start += lanes<T>) {

@@ -17,7 +17,7 @@ struct Heights {
     int32_t index[2][4][lanes<T>];  // of these samples
 };
 
-// rows: per lane, the samples of all height fields; null in lanes without an environment.
+// rows: per lane, the packed parameters; null in lanes without an environment.
 template <class T>
 Heights<T> heights_at(const PairTable &field, const double *const *rows, const T &x, const T &y) {
     Heights<T> h;
@@ -93,8 +93,8 @@ geometry::Witness<S> above_ground(const PairTable &field, const double *const *r
 
 // Adds the gradient by samples of weight(witness), a linear function of the witness of a ball at this place.
 template <class T, class Weight>
-void add_samples(ParameterSum<T> &to, const MechanismTable &m, const PairTable &field, const double *const *rows, const Vec3<T> &centre,
-                 const T &radius, const T *p, const Weight &weight) {
+void add_samples(ParameterSum<T> &to, const PairTable &field, const double *const *rows, const Vec3<T> &centre, const T &radius, const T *p,
+                 const Weight &weight) {
     using S = Dual<T>;
     const T *origin = p + parameter::heights::origin, *cell = p + parameter::heights::cell;
     const Heights<T> h = heights_at<T>(field, rows, (centre.x - origin[0]) / cell[0], (centre.y - origin[1]) / cell[1]);
@@ -106,9 +106,7 @@ void add_samples(ParameterSum<T> &to, const MechanismTable &m, const PairTable &
             const T(&a)[3][4] = h.weight[0], (&b)[3][4] = h.weight[1];
             const T sum = total.d[0] * (a[0][i] * b[0][j]) + total.d[1] * (a[1][i] * b[0][j]) + total.d[2] * (a[0][i] * b[1][j]);
             for (int lane = 0; lane < lanes<T>; ++lane)
-                if (to.row[lane])
-                    to.row[lane][m.num_parameters + field.samples + h.index[0][i][lane] * field.columns + h.index[1][j][lane]] +=
-                        get(sum, lane);
+                if (to.row[lane]) to.row[lane][field.samples + h.index[0][i][lane] * field.columns + h.index[1][j][lane]] += get(sum, lane);
         }
 }
 

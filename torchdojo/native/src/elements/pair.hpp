@@ -423,7 +423,7 @@ void pair_parameters(ParameterSum<T> &to, const Problem<T> &problem, const Conta
         const T *ball = &problem.parameters[pair.shape_a], *field = &problem.parameters[pair.shape_b];
         const auto add = [&](const BodyPose<T> &pose, const auto &weight) {
             const Vec3<T> centre = pose.x + pose.R * load3(ball);
-            add_samples(to, problem.mechanism, pair, problem.samples, centre, ball[parameter::shape::radius], field, weight);
+            add_samples(to, pair, problem.samples, centre, ball[parameter::shape::radius], field, weight);
         };
         const Vec3<S> x = lift<S>(a.next.x);
         add(a.next, [&](const geometry::Witness<S> &w) { return weighted({w.distance, w.normal, w.point - x, w.point, S()}); });

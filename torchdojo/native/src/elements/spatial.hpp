@@ -149,8 +149,7 @@ TD_INLINE void touch(Problem<T> &problem, const ContactTable &contact, const Spa
     }
     add3(pressed, force), add3(pressed + 3, cross(lever, force));
     if constexpr (!derived) return;
-    if (contact.pair >= 0)
-        add_ground(contact, own, ground, own.r_next + arm, lever, radius, impulse[0], data.beta, velocity, force, C, A);
+    if (contact.pair >= 0) add_ground(contact, own, ground, own.r_next + arm, lever, radius, impulse[0], data.beta, velocity, force, C, A);
     T KC[18], F[18];  // condensed force by motion
     stiffen(contact, data, C, KC);
     for (int r = 0; r < 3; ++r)

@@ -72,7 +72,7 @@ public:
             const Job &step = jobs[std::min(lane, count - 1)].step;
             const double *parameters = shared ? shared : step.parameters;
             set(problem.parameters[parameter::timestep], lane, parameters[parameter::timestep] * step.timestep_factor);
-            problem.samples[lane] = parameters + mechanism.num_parameters;
+            problem.samples[lane] = parameters;
         }
         gather(problem.z, jobs, count, [](const GradientJob &job) { return job.step.z; });
         gather(problem.u, jobs, count, [](const GradientJob &job) { return job.step.u; });

@@ -192,7 +192,8 @@ private:
         } else {
             const PairTable &pair = mechanism.pairs[contact.pair];
             const BodyPose<T> &other = bodies[pair.other].pose;
-            const auto found = witness<T>(pair, body.x, body.R, other.x, other.R, &parameters[pair.shape_a], &parameters[pair.shape_b], samples);
+            const auto found =
+                witness<T>(pair, body.x, body.R, other.x, other.R, &parameters[pair.shape_a], &parameters[pair.shape_b], samples);
             distance = found.distance, point = found.point;
         }
         if (map == maps::distances) out[contact.number] = distance;

@@ -45,7 +45,7 @@ public:
         on_tree = tree.usable && options.kappa >= constant::tree_kappa;
         shortest_factor = std::ldexp(1.0, -int(options.max_halvings));
         shared_parameters = shared;
-        for (const double *&samples : problem.samples) samples = shared ? shared + mechanism.num_parameters : nullptr;
+        std::fill_n(problem.samples, lanes<T>, shared);
         if (shared)
             for (int k = 0; k < mechanism.num_parameters; ++k) problem.parameters[k] = broadcast<T>(shared[k]);
     }
@@ -77,11 +77,8 @@ public:
         copy(problem.z, job.z, state_size * m.num_bodies);
         copy(problem.u, job.u, m.num_inputs);
         copy(problem.wrench, job.wrench, 6 * m.num_bodies);
-        if (!shared_parameters) {
-            copy(problem.parameters, job.parameters, m.num_parameters);
-            problem.samples[lane] = job.parameters + m.num_parameters;
-        }
-        if (shared_parameters) set(problem.parameters[parameter::timestep], lane, shared_parameters[parameter::timestep]);
+        if (!shared_parameters) copy(problem.parameters, problem.samples[lane] = job.parameters, m.num_parameters);
+        else set(problem.parameters[parameter::timestep], lane, shared_parameters[parameter::timestep]);
         const double whole = get(problem.parameters[parameter::timestep], lane), h = whole * job.timestep_factor;
         const double shortest = whole * shortest_factor;
         set(problem.parameters[parameter::timestep], lane, h);
