@@ -40,6 +40,8 @@ from torchdojo.engine.contact_report import ContactReport, TouchingPair
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalTrajectory
 from torchdojo.engine.schedules import KappaSchedule
+from torchdojo.geometry import terrain
+from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.hulls import Hull
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
 from torchdojo.geometry.visuals import Visual
@@ -72,6 +74,7 @@ __all__ = [
     "FreeOrbital",
     "FreeRevolute",
     "GradientMode",
+    "HeightField",
     "Hull",
     "ImpactContact",
     "Joint",
@@ -121,6 +124,7 @@ __all__ = [
     "parametrize",
     "planning",
     "resting_gap",
+    "terrain",
     "testing",
     "viewer",
 ]

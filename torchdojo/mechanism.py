@@ -12,7 +12,7 @@ from torch import Tensor
 
 from torchdojo.dynamics import energy
 from torchdojo.elements.contacts import Contact, NonlinearContact
-from torchdojo.elements.touching import Solids, added, removed
+from torchdojo.elements.touching import Solids, added, on_ground, removed
 from torchdojo.engine import linearize, minimal, observables
 from torchdojo.engine.adaptive import AdaptiveOptions, adaptive_options
 from torchdojo.engine.backend import check_given, visiting
@@ -26,6 +26,7 @@ from torchdojo.engine.penetration import warn_of_ground, warn_of_penetration
 from torchdojo.engine.periods import check_repeat, law_of
 from torchdojo.engine.requests import refuse_jacobian, request_of
 from torchdojo.engine.rollout import FeedbackCall, Plan, Policy, Trajectory, rollout, rollout_feedback, segment_length
+from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.visuals import Visual
 from torchdojo.geometry.world import World
 from torchdojo.gradients.reference_step import StepOutput
@@ -496,6 +497,20 @@ class Mechanism(Structure):
         gone = removed(self._solids(), self.named_contacts(), a, b)
         self._edit("contacts", {name: contact for name, contact in self.named_contacts().items() if name not in gone})
         return gone
+
+    def replace_ground(self, ground: HeightField) -> list[str]:
+        """Put a height field in the place of the planes of the world, ``mech.replace_ground(td.terrain.rough(0.05))``; its contacts' names.
+
+        The contacts of points and balls with planes keep their names and other numbers.
+
+        Raises:
+            ValueError: no such contact.
+        """
+        made = on_ground(self.named_contacts(), ground)
+        if not made:
+            raise ValueError("replace_ground: no contact of a point or ball with a plane of the world; add_contact makes others")
+        self.contacts.update(made)
+        return list(made)
 
     def never_touching(self, samples: int = 1000, *, margin: float = 0.0, seed: int = 0) -> list[tuple[str, str]]:
         """Pairs of bodies with contacts that stay apart in random configurations, whose contacts only cost time.

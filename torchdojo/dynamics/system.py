@@ -15,7 +15,7 @@ from torchdojo.elements.contacts import FrictionalContact
 from torchdojo.elements.element import Element
 from torchdojo.elements.path_maps import BRACING_CONTACTS
 from torchdojo.elements.per_environment import bind_environments
-from torchdojo.parameters import bind, plain_class, stacked
+from torchdojo.parameters import PhysicalModule, bind, plain_class, stacked
 from torchdojo.state.layout import TWIST_SIZE
 from torchdojo.state.unknowns import FIRST_ELEMENT, NUM_DATA, ParameterSpec, UnknownLayout
 
@@ -81,7 +81,7 @@ class System:
                     impulse_index=_positions([layout.places[key].impulse for key in keys]),
                     slack_index=_positions([layout.places[key].slack for key in keys]),
                     input_index=_positions([layout.places[key].input for key in keys]),
-                    extra={name: _lookup(members[0], name).ndim for name in members[0].extra_state_names()},
+                    extra={name: _dimensions(members[0], name) for name in members[0].extra_state_names()},
                 )
             )
         # A body is free if it touches no other body and no joint holds, limits or rubs on it. The world stands behind the bodies.
@@ -198,6 +198,13 @@ def select_rows(parameters: Sequence[Tensor], index: Tensor) -> list[Tensor]:
 def _positions(places: Sequence[slice]) -> Tensor:
     """(elements, numbers of each) from slices of equal length."""
     return torch.tensor([list(range(place.start, place.stop)) for place in places], dtype=torch.long).reshape(len(places), -1)
+
+
+def _dimensions(module: nn.Module, name: str) -> int:
+    """Dimensions of one value: of a physical field of a submodule, those behind its batch dimensions."""
+    path, _, leaf = name.rpartition(".")
+    owner = module.get_submodule(path)
+    return owner.fields[leaf] if isinstance(owner, PhysicalModule) and leaf in owner.fields else _lookup(module, name).ndim
 
 
 def _lookup(module: nn.Module, name: str) -> Tensor:

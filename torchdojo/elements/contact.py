@@ -24,6 +24,7 @@ from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import Element, Motion, Pose, previous_pose, unit
+from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.pairs import Solid, nearest
 from torchdojo.geometry.shapes import Box, Capsule, Shape, Sphere
 from torchdojo.parameters import require
@@ -63,7 +64,7 @@ class Contact(Element):
         other: name of the body that carries the surface; None or "world": it is fixed.
         normal: of a half-space, in the frame of `other`, any positive length, (..., 3). Default: z, the ground.
         offset: height of the half-space along the unit normal [m], (...,).
-        other_shape: a `Sphere`, `Capsule` or `Box` in the frame of `other`, in place of the half-space.
+        other_shape: a `Sphere`, `Capsule` or `Box` in the frame of `other`, or a `HeightField` of the world, in place of the half-space.
         restitution: coefficient e of Newton's law v_n⁺ = −e v_n⁻, (...,), in [0, 1]; see `gap`. None: contacts do not bounce.
         recovery_speed: largest speed at which surfaces that start a step overlapped are pushed apart [m/s], (...,), > 0; see `gap`.
             None: `SolverOptions.depenetration_speed`.
@@ -94,6 +95,7 @@ class Contact(Element):
     damping: Any
     torsional_friction: Any
     rolling_friction: Any
+    ground: HeightField  # the `other_shape`, if it is a height field
     surface_name: str = "world"  #: of the fixed surface, where `other` is None: the name of a plane or shape of a scene
     depenetration_speed: float | None = None  # the option of the step, for contacts without a law of overlap of their own
 
@@ -107,7 +109,7 @@ class Contact(Element):
         other: str | None = None,
         normal: Any = None,
         offset: Any = None,
-        other_shape: Shape | None = None,
+        other_shape: Shape | HeightField | None = None,
         **laws: Any,
     ) -> None:
         super().__init__()
@@ -125,14 +127,20 @@ class Contact(Element):
         self._check_laws(given)
         self.shape_kind, values = _describe(self, "shape", shape)
         self.other_kind, other_values = _describe(self, "other_shape", other_shape)
+        if isinstance(other_shape, HeightField):
+            if self.other is not None:
+                raise ValueError(
+                    f"{type(self).__name__}: got a HeightField on body {self.other!r}; allowed: one of the world, without other="
+                )
+            self.ground = other_shape
         if shape is None:
             values = {"point": (0.0, 0.0, 0.0) if point is None else point, "radius": 0.0 if radius is None else radius}
         surface = {"normal": (0.0, 0.0, 1.0) if normal is None else normal, "offset": 0.0 if offset is None else offset}
         values |= {f"other_{name}": value for name, value in other_values.items()} if other_shape is not None else surface
-        if other_shape is None and self.shape_kind != "sphere":
+        if self.other_kind in ("surface", "heights") and self.shape_kind != "sphere":
             raise ValueError(
-                f"{type(self).__name__}: got shape={type(shape).__name__} against a half-space or a surface of your own; allowed: a point "
-                "or a Sphere. Make one contact for each of shape.contact_points(), or give other_shape="
+                f"{type(self).__name__}: got shape={type(shape).__name__} against a half-space, heights or a surface of yours; "
+                "allowed: a point or a Sphere. Make one contact for each of shape.contact_points(), or give other_shape="
             )
         self._set_fields({**values, **given})
 
@@ -144,7 +152,7 @@ class Contact(Element):
             setattr(self, name, value)
         self.reads_incoming = "restitution" in values
 
-    def _check_together(self, **pairs: tuple[Shape | None, dict[str, Any]]) -> None:
+    def _check_together(self, **pairs: tuple[Shape | HeightField | None, dict[str, Any]]) -> None:
         for name, (shape, numbers) in pairs.items():
             twice = [key for key, value in numbers.items() if value is not None]
             if shape is not None and twice:
@@ -166,7 +174,8 @@ class Contact(Element):
         return [f"{self.body} on {self.other or 'world'}"]
 
     def kind(self) -> tuple[object, ...]:
-        return (*super().kind(), self.shape_kind, self.other_kind, tuple(self.fields), self.cones)
+        ground = id(self.ground) if self.other_kind == "heights" else None
+        return (*super().kind(), self.shape_kind, self.other_kind, ground, tuple(self.fields), self.cones)
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         value = super().check_field(name, value)
@@ -188,12 +197,16 @@ class Contact(Element):
 
     def signed_distance(self, point: Tensor) -> Tensor:
         """Signed distance [m] of a point (..., 3) in the frame of `other` to the surface, (...,): positive outside. Default: the
-        half-space."""
+        half-space, or the height field."""
+        if self.other_kind == "heights":
+            return self.ground.gap(point)[0]
         return (unit(self.normal) * point).sum(-1) - self.offset
 
     def surface_normal(self, point: Tensor) -> Tensor:
         """Outward unit normal of the surface at (or nearest to) a point in the frame of `other`, (..., 3). Default: the gradient of
         `signed_distance`."""
+        if type(self).signed_distance is Contact.signed_distance and self.other_kind == "heights":
+            return self.ground.gap(point)[1]
         if type(self).signed_distance is Contact.signed_distance:
             return unit(self.normal).expand(point.shape)
         pull = torch.func.vjp(self.signed_distance, point)[1]
@@ -222,7 +235,7 @@ class Contact(Element):
     def _witness(self, poses: tuple[Pose, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """φ (...,), normal (..., 3), and the point of contact on the body from its center of mass (..., 3)."""
         pose = poses[0]
-        if self.other_kind != "surface":
+        if self.other_kind not in ("surface", "heights"):
             witness = nearest(self.shape_kind, self.other_kind, self._solid(pose), self._solid(_pose_of_other(poses), "other_"))
             return witness.distance, witness.normal, witness.point - pose.x
         arm = quat.rotate(pose.q, self.point)
@@ -362,10 +375,12 @@ class Contact(Element):
         return bounces, h * (touch.normal * velocity).sum(-1), h * now / torch.where(bounces, before - now, 1.0)
 
 
-def _describe(contact: Contact, argument: str, shape: Shape | None) -> tuple[str, dict[str, Any]]:
+def _describe(contact: Contact, argument: str, shape: Shape | HeightField | None) -> tuple[str, dict[str, Any]]:
     """The kind of a shape, for `nearest`, and its numbers as fields."""
     if shape is None:
         return ("sphere" if argument == "shape" else "surface"), {}
+    if isinstance(shape, HeightField) and argument == "other_shape":
+        return "heights", {}
     for cls, (kind, extent) in _EXTENT.items():
         if isinstance(shape, cls):
             values = {"point": shape.position, "radius": getattr(shape, "radius", torch.zeros_like(shape.position[..., 0]))}

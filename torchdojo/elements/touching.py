@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchdojo.elements.bodies import Body
-from torchdojo.elements.contacts import Contact
+from torchdojo.elements.contacts import Contact, LinearContact
 from torchdojo.elements.joints import Fixed, Floating, Joint
 from torchdojo.elements.manifolds import SHARP, contact_manifold
+from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.shapes import Box, Capsule, Shape, Sphere
 from torchdojo.geometry.world import Plane, World
 from torchdojo.parameters import warn_user
@@ -296,7 +297,7 @@ def shape_contacts(
     """Contacts of two shapes by names that begin with "body_label"; None where there are none of these kinds.
 
     Spheres, capsules and boxes touch each other, as `contact_manifold` says. Every shape with contact points touches planes at these, and
-    boxes, where edges and faces of the shape are not felt.
+    boxes and height fields, where edges and faces of the shape are not felt.
 
     Args:
         body, a: name of a body, and its shape. other, b: another body and its shape, or None and a shape or plane of the world.
@@ -305,6 +306,8 @@ def shape_contacts(
     label = f"{body}_{label or other or 'world'}"
     if isinstance(b, Plane):
         return _at_points(label, body, a, model, {**arguments, "normal": b.normal, "offset": b.offset}, False)
+    if isinstance(b, HeightField):
+        return _at_points(label, body, a, model, {**arguments, "other_shape": b}, not isinstance(a, Sphere))
     if isinstance(a, PAIRED) and isinstance(b, PAIRED):
         made = contact_manifold(body, a, other, b, model=model, **arguments)
         start = f"{body}_{other or 'world'}"
@@ -336,6 +339,18 @@ def _at_points(
         return None
     points, radius = places
     return Touching({f"{label}_{k}": model(body, point=p, radius=radius, **arguments) for k, p in enumerate(points.unbind(-2))}, by_points)
+
+
+def on_ground(there: Mapping[str, Contact], ground: HeightField) -> dict[str, Contact]:
+    """Contacts of balls with the world's planes, by name, as contacts with a height field that keep their other numbers."""
+    made = {}
+    for name, contact in there.items():
+        flat = contact.other_kind == "surface" and type(contact).signed_distance is Contact.signed_distance
+        if contact.other is None and contact.shape_kind == "sphere" and flat:
+            numbers = {key: getattr(contact, key) for key in contact.fields if key not in ("normal", "offset")}
+            facets: dict[str, Any] = {"facets": contact.facets} if isinstance(contact, LinearContact) else {}
+            made[name] = type(contact)(contact.body, other_shape=ground, **numbers, **facets)
+    return made
 
 
 # -- edits -------------------------------------------------------------------------------------------------------------------------------

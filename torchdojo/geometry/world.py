@@ -1,4 +1,4 @@
-"""What stands still in a scene: planes, and shapes fixed in the world."""
+"""What stands still in a scene: planes, height fields, and shapes fixed in the world."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.shapes import Shape
 from torchdojo.parameters import as_tensor, require
 
@@ -47,4 +48,4 @@ class Plane:
         return bool((mine - theirs).abs().max() < ALIKE) and bool((self.offset - offset).detach().abs().max() < ALIKE)
 
 
-World = Plane | Shape
+World = Plane | HeightField | Shape

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from torchdojo.elements.actuators import Actuators
+from torchdojo.elements.contact import Contact
 from torchdojo.elements.joints import Joint
 from torchdojo.gradients.batching import flatten_batch
 from torchdojo.native.actuation import Law, lower_law
@@ -282,4 +283,6 @@ class ParameterCache:
 def modules_of(program: Program, mechanism: PhysicalModule) -> list[PhysicalModule]:
     """The modules whose numbers are parameters of a step."""
     system = program.system
-    return [mechanism, *system.bodies, *(member for group in system.groups for member in group.members)]
+    members = [member for group in system.groups for member in group.members]
+    grounds = dict.fromkeys(member.ground for member in members if isinstance(member, Contact) and member.other_kind == "heights")
+    return [mechanism, *system.bodies, *members, *grounds]

@@ -18,7 +18,7 @@ from torchdojo.elements.near_contact import NearContact
 from torchdojo.elements.velocity_limits import JointVelocityLimits
 from torchdojo.geometry.polytopes import Polytope
 from torchdojo.native import graph
-from torchdojo.native.packing import Piece, is_plain, shapes_of
+from torchdojo.native.packing import Piece, is_plain, samples_of, shapes_of
 from torchdojo.native.polytopes import words
 from torchdojo.native.tables import (
     BODY,
@@ -62,7 +62,7 @@ def lower(
         tree: the spanning tree, whose coordinates the joints outside constrain, and couplings, if it `has_loops`.
         acting: per group of joints, whether any spring, and any damper, is not zero.
     """
-    return _Lowering(system, pieces, acting).tables(tree, has_loops, num_parameters)
+    return _Lowering(system, pieces, acting).tables(pieces, tree, has_loops, num_parameters)
 
 
 @dataclass
@@ -189,10 +189,13 @@ class _Lowering:
         fill = sorted(set(self.schedule.offset) - {pair for i, j in edges for pair in ((i, j), (j, i))})
         self.fill = [row(FILL, offset=self.schedule.offset[i, j], count=sizes[i] * sizes[j]) for i, j in fill]
 
-    def tables(self, tree: Sequence[JointOrder], has_loops: bool, num_parameters: int) -> tuple[np.ndarray, graph.Schedule]:
+    def tables(
+        self, pieces: Sequence[Piece], tree: Sequence[JointOrder], has_loops: bool, num_parameters: int
+    ) -> tuple[np.ndarray, graph.Schedule]:
         system, schedule = self.system, self.schedule
         impulses = [k for piece in system.impulse_layout.values() for k in range(piece.start, piece.stop)]
         self.cores: dict[int, tuple[int, Polytope]] = {}
+        self.grounds, end = samples_of(pieces, num_parameters)
         contacts, pairs, couples = self._contact_rows()
         slowing = [NONE if element is None else self.number[id(element.joint)] for element in slowed_by(system)]
         offsets = zip(schedule.diagonal_offset, schedule.rhs_offset, slowing, strict=False)  # of bodies, which stand before other nodes
@@ -214,6 +217,7 @@ class _Lowering:
             num_unknowns=system.num_unknowns,
             num_inputs=system.num_inputs,
             num_parameters=num_parameters,
+            num_samples=end - num_parameters,
             num_cones=system.num_cones,
             has_loops=has_loops,
             num_free_data=sum(joint.has_free_data for joint in self.joints),
@@ -313,6 +317,8 @@ class _Lowering:
                 if isinstance(group.template, NearContact):
                     for i, core in enumerate(group.template.shapes):
                         cores[i] = self.cores.setdefault(id(core), (len(self.cores), core))[0]
+                ground = dict(zip(("samples", "rows", "columns"), self.grounds.get(id(group), (NONE, 0, 0)), strict=True))
+                shapes |= ground
                 pairs.append(row(PAIR, other=other, kind_a=kind_a, kind_b=kind_b, core_a=cores[0], core_b=cores[1], **shapes, **blocks))
         return rows, pairs, couples
 

@@ -36,7 +36,7 @@ from torchdojo.native.tables import (
 from torchdojo.quaternion import normalize
 from torchdojo.state.unknowns import FIRST_ELEMENT
 
-__all__ = ["Packed", "Piece", "bounds", "is_plain", "mark_unphysical", "pack", "pieces_of", "shapes_of"]
+__all__ = ["Packed", "Piece", "bounds", "is_plain", "mark_unphysical", "pack", "pieces_of", "samples_of", "shapes_of"]
 
 #: Packed names of fields that are packed under another one, as numbers of the same sign.
 RENAMED = {"stiffness": SERVO[0], "damping": SERVO[1]}
@@ -78,6 +78,27 @@ def pieces_of(system: System) -> tuple[list[Piece], int]:
     return pieces, end
 
 
+def samples_of(pieces: Sequence[Piece], start: int = 0) -> tuple[dict[int, tuple[int, int, int]], int]:
+    """Place of the first sample, rows and columns of the height field of each group that has one, by its id, and the end of all.
+
+    Args:
+        start: number of packed parameters, behind which samples stand.
+    """
+    places, end = {}, start
+    for piece in grounds_of(pieces):
+        contact = piece.group.template
+        assert isinstance(contact, Contact)
+        rows, columns = contact.ground.heights.shape[-2:]
+        places[id(piece.group)] = end, rows, columns
+        end += rows * columns
+    return places, end
+
+
+def grounds_of(pieces: Sequence[Piece]) -> list[Piece]:
+    """The pieces of contacts with height fields, in the order of their samples."""
+    return [piece for piece in pieces if isinstance(piece.group.template, Contact) and piece.group.template.other_kind == "heights"]
+
+
 def _layout(group: Group) -> np.dtype:
     """Packed parameters of one member of a group."""
     element = group.template
@@ -114,6 +135,8 @@ def shapes_of(group: Group) -> tuple[str, str]:
 def pack(pieces: Sequence[Piece], fields: Mapping[int, dict[str, Tensor]], parameters: Sequence[Tensor]) -> Tensor:
     """Stacked parameters (`System.stack_parameters`, batch dimensions flattened to N or 1) as (N or 1, num_parameters), float64.
 
+    The samples of height fields follow behind.
+
     Axes become bases, and normals become contact frames, once per call.
 
     Args:
@@ -122,6 +145,7 @@ def pack(pieces: Sequence[Piece], fields: Mapping[int, dict[str, Tensor]], param
     timestep, gravity, mass, inertia = parameters[:FIRST_ELEMENT]
     bodies = _join(BODY_PARAMETERS, {"mass": mass, "inertia": inertia})
     columns = [timestep[:, None], gravity, bodies, *(_join(piece.layout, _values(piece, fields[id(piece.group)])) for piece in pieces)]
+    columns += [fields[id(piece.group)]["ground.heights"] for piece in grounds_of(pieces)]
     count = max(p.shape[0] for p in parameters)
     return torch.cat([column.reshape(len(column), -1).expand(count, -1) for column in columns], dim=1).contiguous()
 
@@ -192,6 +216,8 @@ def _values(piece: Piece, fields: dict[str, Tensor]) -> dict[str, Tensor]:
         frame = {"normal": normal, "tangents": orthonormal_complement(normal)}
         return laws | frame | {name: fields[name] for name in ("point", "radius", "offset")}
     kind, other = shapes_of(group)
+    if other == "heights":  # the place serves for bounds of the step
+        laws |= {name: fields[name] for name in ("point", "radius")}
     return laws | {"shape_a": _shape(fields, kind, ""), "shape_b": _shape(fields, other, "other_")}
 
 
@@ -211,6 +237,9 @@ def _shape(fields: dict[str, Tensor], kind: str, prefix: str) -> Tensor:
     """Numbers of a shape."""
     if kind == "surface":
         return _join(SHAPES[kind], {"normal": unit(fields["normal"]), "offset": fields["offset"]})
+    if kind == "heights":
+        shared = {name: fields[f"ground.{name}"][:, None] for name in ("origin", "cell")}
+        return _join(SHAPES[kind], {name: value.expand(-1, fields["point"].shape[1], -1) for name, value in shared.items()})
     if kind == "polytope":
         return _join(SHAPES[kind], {"term": fields["term"], "fading": fields["fading"]})
     values = {"point": fields[f"{prefix}point"], "radius": fields[f"{prefix}radius"]}

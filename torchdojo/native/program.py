@@ -24,7 +24,7 @@ from torchdojo.elements.servo import SERVO
 from torchdojo.native import calls, graph, header
 from torchdojo.native.loader import NativeUnavailable, library
 from torchdojo.native.lowering import lower
-from torchdojo.native.packing import Packed, bounds, mark_unphysical, pack, pieces_of
+from torchdojo.native.packing import Packed, bounds, mark_unphysical, pack, pieces_of, samples_of
 from torchdojo.native.tables import CONTACT_MODELS, MOST_FACETS, StateMap
 from torchdojo.state.layout import STATE_SIZE
 from torchdojo.state.minimal import JointOrder, spanning_order
@@ -47,7 +47,7 @@ def unsupported(system: System) -> str | None:
             return f"{name}, a {group.cls.__name__}, is not a built-in joint, coupling or contact"
         if isinstance(group.template, LinearContact) and group.template.facets > MOST_FACETS:
             return f"{name}: it knows pyramids of {MOST_FACETS} facets, not of {group.template.facets}"
-        if group.extra:
+        if group.extra and not (isinstance(group.template, Contact) and group.template.other_kind == "heights"):
             return f"{name}, a {group.cls.__name__}, has tensors that are not physical fields: {list(group.extra)}"
     return None
 
@@ -65,7 +65,7 @@ class Program:
         self.num_bodies, self.num_unknowns = system.num_bodies, system.num_unknowns
         self.num_inputs, self.num_cones = system.num_inputs, system.num_cones
         self.pieces, self.num_parameters = pieces_of(system)
-        self.bounds = bounds(self.pieces, self.num_parameters)
+        self.bounds = bounds(self.pieces, samples_of(self.pieces, self.num_parameters)[1])
         self.joint_groups = [g for g in system.groups if isinstance(g.template, StandardJoint)]
         self.num_impulses = sum(piece.stop - piece.start for piece in system.impulse_layout.values())
         self.tree, self.has_loops = self._tree(), self._has_loops()

@@ -76,7 +76,7 @@ class Derivative(enum.IntEnum):
 
 CONTACT_LAWS = contact.Contact.laws
 COUPLES = tuple(name for name in contact.LAWS if name not in CONTACT_LAWS)
-SHAPE_KINDS = (*pairs.KINDS, "surface", "polytope")
+SHAPE_KINDS = (*pairs.KINDS, "surface", "polytope", "heights")
 GRADIENT_MODES = {mode: number for number, mode in enumerate(GradientMode)}  # the kernel's numbers of the modes
 
 #: C++ name, with its struct or namespace -> its integer type and its members.
@@ -107,6 +107,7 @@ HEAD = _row(
     "num_bodies num_unknowns num_inputs num_parameters num_joints num_contacts num_impulses num_cones",
     "has_loops",  # joints or couplings may repeat each other
     "num_fill num_joint_cones num_free_data num_pairs num_couples num_couplings num_links num_coordinates num_polytope_words",
+    "num_samples",  # of height fields, behind the packed parameters
 )
 BODY = _row(
     "diagonal right",
@@ -160,6 +161,7 @@ PAIR = _row(
     "shape_a shape_b",  # positions in the packed parameters
     "core_a core_b",  # numbers among the polytopes (−1: another shape)
     "body_other other_body",  # blocks of the condensed matrix
+    "samples rows columns",  # first one of a height field among the packed parameters (−1: another shape), and their counts
 )
 COUPLE = _row(
     "contact",
@@ -261,6 +263,7 @@ SHAPES = {
     "box": numbers(point=3, radius=1, orientation=4, half=3),
     "surface": numbers(normal=3, offset=1),
     "polytope": numbers(term=3, fading=1),  # the core itself is constant, in the table of polytopes
+    "heights": numbers(origin=2, cell=2),  # contacts share the samples, which stand behind the parameters of all elements
 }
 assert tuple(SHAPES) == SHAPE_KINDS
 
@@ -278,6 +281,7 @@ LAYOUTS: dict[str, dict[str, np.dtype]] = {
     "parameter::shape": {"size": SHAPES["box"]},
     "parameter::surface": {"size": SHAPES["surface"]},
     "parameter::slot": {"size": SHAPES["polytope"]},
+    "parameter::heights": {"size": SHAPES["heights"]},
     "actuator": {"size": ACTUATOR_PARAMETERS},
 }
 

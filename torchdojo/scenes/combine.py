@@ -13,6 +13,7 @@ from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, NonlinearContact
 from torchdojo.elements.joints import Floating
 from torchdojo.elements.touching import Solids, contacts_of, selected
+from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.shapes import Shape
 from torchdojo.geometry.world import Plane, World
 from torchdojo.mechanism import Mechanism
@@ -122,7 +123,7 @@ def _checked(parts: Any, named: Mapping[str, Any]) -> dict[str, Piece]:
             )
         if name in pieces:
             raise ValueError(f"combine: the name {name!r} is given twice; names of parts must differ")
-        if not isinstance(piece, (Mechanism, Body, Shape, Plane)):
+        if not isinstance(piece, (Mechanism, Body, Shape, Plane, HeightField)):
             raise TypeError(f"combine: part {name!r} is a {type(piece).__name__}; allowed: td.Mechanism, td.Body, a shape, td.Plane")
         twice = [other for other, given in pieces.items() if given is piece and isinstance(piece, (Mechanism, Body))]
         if twice:

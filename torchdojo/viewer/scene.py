@@ -136,7 +136,9 @@ class _Builder:
         for contact in contacts:
             if contact.other is not None:
                 continue
-            if contact.other_kind != "surface":
+            if contact.other_kind == "heights":
+                self.add_terrain(contact)
+            elif contact.other_kind != "surface":
                 size = tuple(number for name in OTHER[contact.other_kind] for number in self.numbers(contact, name))
                 orientation = self.numbers(contact, "other_orientation") if "other_orientation" in contact.fields else (1.0, 0.0, 0.0, 0.0)
                 self.parts.append(Part(contact.other_kind, size, None, self.numbers(contact, "other_point"), orientation))

@@ -1,4 +1,4 @@
-"""Triangles of surfaces that users write as signed distances: the highest point of the surface over each point of a grid."""
+"""Triangles of height fields, and of surfaces that users write as signed distances: the highest point over each point of a grid."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from torchdojo.elements.contacts import Contact
+from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.visuals import Triangles
 
 __all__ = ["terrain"]
@@ -18,7 +19,12 @@ REFINEMENTS = 12  # halvings of the interval in which the distance changes its s
 
 @torch.no_grad()
 def terrain(contact: Contact) -> Triangles | None:
-    """The surface of a contact with the world within `REACH` of the origin; None where there is none, or where it cannot be evaluated."""
+    """A height field, or the surface of a contact with the world within `REACH` of the origin.
+
+    None where there is none, or where it cannot be evaluated.
+    """
+    if contact.other_kind == "heights":
+        return _field(contact.ground)
     side = torch.linspace(-REACH, REACH, GRID, dtype=torch.float64)
     ground = torch.stack(torch.meshgrid(side, side, indexing="ij"), -1).reshape(-1, 2)
     levels = torch.linspace(REACH, -REACH, LEVELS, dtype=torch.float64)
@@ -39,6 +45,17 @@ def terrain(contact: Contact) -> Triangles | None:
     vertices = torch.cat((ground, ((high + low) / 2)[:, None]), -1).numpy().astype(np.float32)
     used, corners = np.unique(faces, return_inverse=True)
     return Triangles(vertices[used], corners.reshape(faces.shape).astype(np.int32))
+
+
+def _field(field: HeightField) -> Triangles:
+    """The surface at its samples, of the first environment."""
+    rows, columns = field.heights.shape[-2:]
+    cell, origin = (value.reshape(-1, 2)[0] for value in (field.cell, field.origin))
+    number = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    place = origin + cell * torch.stack(number, -1)
+    first = HeightField(field.heights.reshape(-1, rows, columns)[0], cell, origin=origin)
+    vertices = torch.cat((place, first.at(place).height[..., None]), -1).reshape(-1, 3).numpy().astype(np.float32)
+    return Triangles(vertices, _faces(np.ones((rows, columns), dtype=bool)).astype(np.int32))
 
 
 def _distance(contact: Contact, ground: torch.Tensor, height: torch.Tensor) -> torch.Tensor:

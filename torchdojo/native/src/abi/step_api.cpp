@@ -156,7 +156,7 @@ void td_rollout_adjoint(void *handle, const TdOptions *o, const TdRollout *r, co
     const Options options = native_options(*o);
     // Shared parameters have one sum per block. The sums are added in the order of the blocks.
     const bool partial = g->grad_parameters && !r->parameter_stride;
-    const int64_t size = h.table.num_parameters, blocks = num_blocks(r->environments, o->threads, h.lanes());
+    const int64_t size = h.table.num_parameters + h.table.num_samples, blocks = num_blocks(r->environments, o->threads, h.lanes());
     std::vector<double> sums(partial ? size_t(blocks * size) : 0);
     if (!r->law) expect(g->grad_u, r->environments * r->steps * h.table.num_inputs);
     const auto part = [&](int64_t first, int64_t last, bool many, int64_t block) {

@@ -437,9 +437,14 @@ void Worker<T>::map(const TdMap &map, int64_t first, int64_t last) {
             for (size_t k = 0; k < to.size(); ++k) set(to[k], lane, row[k]);
         }
     };
-    load(workspace->parameters, map.parameters, map.parameter_stride, first);
+    const auto load_parameters = [&](int64_t start) {
+        load(workspace->parameters, map.parameters, map.parameter_stride, start);
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            workspace->samples[lane] = map.parameters + std::min(start + lane, last - 1) * map.parameter_stride;
+    };
+    load_parameters(first);
     for (int64_t start = first; start < last; start += lanes<T>) {
-        if (map.parameter_stride && start > first) load(workspace->parameters, map.parameters, map.parameter_stride, start);
+        if (map.parameter_stride && start > first) load_parameters(start);
         load(in, map.in, sizes[0], start);
         if (map.along) load(along, map.along, sizes[1], start);
         if (map.derivative == maps::pull) workspace->pull(map.map, in.data(), along.data(), out.data());

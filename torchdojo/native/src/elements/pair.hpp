@@ -13,6 +13,7 @@
 #include "base/geometry.hpp"
 #include "elements/couple_friction.hpp"
 #include "elements/gap_law.hpp"
+#include "elements/ground.hpp"
 
 namespace torchdojo {
 
@@ -33,19 +34,6 @@ TD_INLINE Mat3<S> lift(const Mat3<T> &a) {
     for (int k = 0; k < 9; ++k) r.m[k] = S(a.m[k]);
     return r;
 }
-template <class T>
-TD_INLINE T value(const T &a) {
-    return a;
-}
-template <class T>
-TD_INLINE T value(const Dual<T> &a) {
-    return a.v;
-}
-template <class T>
-TD_INLINE Vec3<T> value(const Vec3<Dual<T>> &a) {
-    return {a.x.v, a.y.v, a.z.v};
-}
-
 // A pose whose derivatives are numbers `first` to `first` + 5.
 template <class T>
 void seed(const BodyPose<T> &pose, int first, Vec3<Dual<T>> &x, Mat3<Dual<T>> &R) {
@@ -108,14 +96,16 @@ geometry::Witness<S> slot(const PairTable &pair, const Vec3<S> &xa, const Mat3<S
     return result;
 }
 
-// P: the scalar of the shapes' numbers, T or S.
+// P: the scalar of the shapes' numbers, T or S. samples: of height fields, per lane.
 template <class T, class S, class P>
 geometry::Witness<S> witness(const PairTable &pair, const Vec3<S> &xa, const Mat3<S> &Ra, const Vec3<S> &xb, const Mat3<S> &Rb,
-                             const P *shape_a, const P *shape_b, S *weight = nullptr) {
+                             const P *shape_a, const P *shape_b, const double *const *samples, S *weight = nullptr) {
     if (pair.cores[0]) {
         S unused;
         return slot<T, S, P>(pair, xa, Ra, xb, Rb, shape_a, weight ? *weight : unused);
     }
+    if (pair.kind_b == geometry::heights)
+        return above_ground<T, S, P>(pair, samples, xa + Ra * load3(shape_a), S(shape_a[parameter::shape::radius]), shape_b);
     if (pair.kind_b != geometry::surface) {
         const auto a = solid(pair.kind_a, shape_a, xa, Ra), b = solid(pair.kind_b, shape_b, xb, Rb);
         return geometry::Shapes<T, S>::nearest(pair.kind_a, pair.kind_b, a, b);
@@ -132,7 +122,7 @@ template <class T, class S, class P>
 Touch<S> touch(const Problem<T> &problem, const PairTable &pair, int body, const Vec3<S> &xa, const Mat3<S> &Ra, const Vec3<S> &xb,
                const Mat3<S> &Rb, const P *shape_a, const P *shape_b) {
     S weight = S(broadcast<T>(1.0));
-    const geometry::Witness<S> found = witness<T>(pair, xa, Ra, xb, Rb, shape_a, shape_b, &weight);
+    const geometry::Witness<S> found = witness<T>(pair, xa, Ra, xb, Rb, shape_a, shape_b, problem.samples, &weight);
     Touch<S> result{found.distance, found.normal, found.point - xa, found.point - xb, weight};
     if (pair.other < problem.mechanism.num_bodies) {
         const Vec3<S> a = xa - lift<S>(problem.bodies[body].pose.x), b = xb - lift<S>(problem.bodies[pair.other].pose.x);
@@ -419,13 +409,7 @@ void pair_parameters(ParameterSum<T> &to, const Problem<T> &problem, const Conta
         const Mat3<S> R[2] = {lift<S>(a.R), lift<S>(b.R)};
         return touch<T, S, S>(problem, pair, contact.body, x[0], R[0], x[1], R[1], shapes[0], shapes[1]);
     };
-    for (const int i : {0, 1}) {
-        for (const int j : {0, 1})
-            for (int k = 0; k < geometry::numbers(kinds[j]); ++k) {
-                shapes[j][k] = S(problem.parameters[places[j] + k]);
-                if (i == j) shapes[j][k].d[k] = broadcast<T>(1.0);
-            }
-        const Touch<S> next = touching(a.next, b.next);
+    const auto weighted = [&](const Touch<S> &next) {
         Vec3<S> t1, t2;
         tangents<T, S>(next.n, t1, t2);
         S total = g.distance * next.distance;
@@ -433,6 +417,25 @@ void pair_parameters(ParameterSum<T> &to, const Problem<T> &problem, const Conta
             total = total + g.n[r] * next.n[r] + g.lever[0][r] * next.lever_a[r] + g.lever[1][r] * next.lever_b[r];
             if (contact.friction) total = total + g.t1[r] * t1[r] + g.t2[r] * t2[r];
         }
+        return total;
+    };
+    if (pair.kind_b == geometry::heights) {
+        const T *ball = &problem.parameters[pair.shape_a], *field = &problem.parameters[pair.shape_b];
+        const auto add = [&](const BodyPose<T> &pose, const auto &weight) {
+            const Vec3<T> centre = pose.x + pose.R * load3(ball);
+            add_samples(to, pair, problem.samples, centre, ball[parameter::shape::radius], field, weight);
+        };
+        const Vec3<S> x = lift<S>(a.next.x);
+        add(a.next, [&](const geometry::Witness<S> &w) { return weighted({w.distance, w.normal, w.point - x, w.point, S()}); });
+        if (problem.laws[contact.law].overlaps) add(a.pose, [&](const geometry::Witness<S> &w) { return now * w.distance; });
+    }
+    for (const int i : {0, 1}) {
+        for (const int j : {0, 1})
+            for (int k = 0; k < geometry::numbers(kinds[j]); ++k) {
+                shapes[j][k] = S(problem.parameters[places[j] + k]);
+                if (i == j) shapes[j][k].d[k] = broadcast<T>(1.0);
+            }
+        S total = weighted(touching(a.next, b.next));
         if (problem.laws[contact.law].overlaps) total = total + now * touching(a.pose, b.pose).distance;
         for (int k = 0; k < geometry::numbers(kinds[i]); ++k) to.sum[places[i] + k] += total.d[k];
     }

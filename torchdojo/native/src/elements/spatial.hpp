@@ -12,6 +12,7 @@
 #pragma once
 
 #include "elements/contact.hpp"
+#include "elements/ground.hpp"
 
 namespace torchdojo {
 
@@ -24,11 +25,12 @@ struct SpatialBody {
     Vec3<T> omega;  // of bodies with contacts: R⁺ ω
 };
 
-// A contact with a half-space, by motions of its body.
+// A contact with a half-space or a height field, by motions of its body.
 template <class T>
 struct SpatialContact {
     Vec3<T> lever;  // from the center of mass, at the next pose
     T rows[18];  // of the gap and the slip, 3 x 6
+    T frame[9];  // normal and tangents, on a height field
 };
 
 template <class T>
@@ -77,8 +79,35 @@ TD_INLINE void twist_of(const BodyData<T> &body, const SpatialBody<T> &own, cons
     store3(twist + 3, inverse_h * (body.increment.w * turn + cross(body.increment.v, turn)));
 }
 
-// A contact with a half-space (HalfSpace): its residuals, its force and moment about the center of mass, which it adds to `pressed`, and,
-// if `derived`, its rows and its part of the body's matrix.
+// What turns of the frame of a contact with a height field add to its rows and to its part of the body's matrix. X and Y are the rows of
+// the center of the ball, by motions. force: P.
+template <class T>
+void add_ground(const ContactTable &contact, const SpatialBody<T> &own, const GroundFrame<T> &ground, const Vec3<T> &centre,
+                const Vec3<T> &lever, const T &radius, const T &gamma, const T *beta, const Vec3<T> &velocity, const Vec3<T> &force, T *C,
+                T *A) {
+    const Vec3<T> turns[2] = {{T{}, centre.z, -centre.y}, {-centre.z, T{}, centre.x}};  // centre × x and y
+    for (int k = 0; k < 2; ++k) {
+        const Vec3<T> *by = ground.by[k], moved = -radius * by[0];  // of the lever
+        const auto add = [&](T *row, const T &weight) {
+            row[k] += weight;
+            for (int i = 0; i < 3; ++i) row[3 + i] += weight * turns[k][i];
+        };
+        add(C, ground.slope[k]);
+        Vec3<T> push = gamma * by[0];
+        if (contact.friction) {
+            const Vec3<T> swept = cross(own.omega, moved);
+            for (int i = 0; i < 2; ++i) {
+                add(C + 6 * (1 + i), dot(by[1 + i], velocity) + dot(ground.axis[1 + i], swept));
+                push = push + beta[i] * by[1 + i];
+            }
+        }
+        const Vec3<T> torque = own.back * (cross(moved, force) + cross(lever, push)) + cross(own.r, push);
+        for (int r = 0; r < 3; ++r) add(A + 6 * r, -push[r]), add(A + 18 + 6 * r, -torque[r]);
+    }
+}
+
+// A contact with a half-space or a height field: its residuals, its force and moment about the center of mass, which it adds to `pressed`,
+// and, if `derived`, its rows and its part of the body's matrix.
 template <bool derived, class T>
 TD_INLINE void touch(Problem<T> &problem, const ContactTable &contact, const SpatialBody<T> &own, const T *w, SpatialContact<T> &at,
                      T *pressed, T *A) {
@@ -86,19 +115,29 @@ TD_INLINE void touch(Problem<T> &problem, const ContactTable &contact, const Spa
     const BodyData<T> &body = problem.bodies[contact.body];
     const T *p = &problem.parameters[contact.parameters], *impulse = w + contact.impulse, *slack = w + contact.slack;
     const T &radius = p[parameter::radius], &inverse_h = problem.inverse_timestep, &c = body.increment.w;
-    const Vec3<T> n = load3(p + parameter::normal), arm = body.next.R * load3(p + parameter::point), lever = arm - radius * n;
+    const Vec3<T> arm = body.next.R * load3(p + parameter::point);
+    const T *frame = p + parameter::normal;
+    GroundFrame<T> ground;
+    if (contact.pair >= 0) {
+        const PairTable &pair = problem.mechanism.pairs[contact.pair];
+        ground = ground_frame(pair, problem.samples, body.next.x + arm, radius, &problem.parameters[pair.shape_b]);
+        for (int i = 0; i < 3; ++i) store3(at.frame + 3 * i, ground.axis[i]);
+        frame = at.frame;
+    }
+    const Vec3<T> n = load3(frame), lever = arm - radius * n;
     at.lever = lever;
     T *row = &problem.residual[contact.impulse], *C = at.rows;
-    T gap = dot(n, body.next.x + arm) - p[parameter::offset] - radius;
+    T gap = contact.pair < 0 ? dot(n, body.next.x + arm) - p[parameter::offset] - radius : ground.distance;
     if (problem.overlaps && problem.laws[contact.law].overlaps) gap += GapLaw<T>::shift(problem, contact, impulse[0]);
     row[0] = gap - slack[0];
-    Vec3<T> force = impulse[0] * n, tangent[2];
+    Vec3<T> force = impulse[0] * n, tangent[2], velocity{};
     if constexpr (derived) store3(C, n), store3(C + 3, cross(lever + own.r_next, n));
     if (contact.friction) {
-        const Vec3<T> v = load3(w + 6 * contact.body), sweep = cross(own.omega, lever), velocity = v + sweep;
+        const Vec3<T> v = load3(w + 6 * contact.body), sweep = cross(own.omega, lever);
+        velocity = v + sweep;
         tangential(contact, impulse + 1, data.beta);
         for (int i = 0; i < 2; ++i) {
-            const Vec3<T> t = tangent[i] = load3(p + parameter::tangents + 3 * i);
+            const Vec3<T> t = tangent[i] = load3(frame + 3 + 3 * i);
             force = force + data.beta[i] * t;
             if constexpr (!derived) continue;
             const Vec3<T> m = cross(lever, t), turn = cross(sweep, t) - radius * cross(cross(t, own.omega), n);
@@ -110,6 +149,7 @@ TD_INLINE void touch(Problem<T> &problem, const ContactTable &contact, const Spa
     }
     add3(pressed, force), add3(pressed + 3, cross(lever, force));
     if constexpr (!derived) return;
+    if (contact.pair >= 0) add_ground(contact, own, ground, own.r_next + arm, lever, radius, impulse[0], data.beta, velocity, force, C, A);
     T KC[18], F[18];  // condensed force by motion
     stiffen(contact, data, C, KC);
     for (int r = 0; r < 3; ++r)

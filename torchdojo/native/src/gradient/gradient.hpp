@@ -45,7 +45,7 @@ public:
     // `flush`.
     void run(const GradientJob *jobs, int count, const Options &options, const double *shared) {
         // κ of derivatives is at least that of the step. The hard limit refines against other compliances.
-        const bool on_tree = stepper.tree.usable && options.kappa >= constant::tree_kappa && !options.limit;
+        const bool on_tree = stepper.tree.usable && !mechanism.num_pairs && options.kappa >= constant::tree_kappa && !options.limit;
         load(jobs, count, options, shared, on_tree);
         adjoint.tree = on_tree ? &stepper.tree : nullptr;
         by_impulses = std::any_of(jobs, jobs + count, [](const GradientJob &job) { return job.grad_impulses != nullptr; });
@@ -72,6 +72,7 @@ public:
             const Job &step = jobs[std::min(lane, count - 1)].step;
             const double *parameters = shared ? shared : step.parameters;
             set(problem.parameters[parameter::timestep], lane, parameters[parameter::timestep] * step.timestep_factor);
+            problem.samples[lane] = parameters;
         }
         gather(problem.z, jobs, count, [](const GradientJob &job) { return job.step.z; });
         gather(problem.u, jobs, count, [](const GradientJob &job) { return job.step.u; });

@@ -14,7 +14,7 @@ namespace torchdojo {
 template <class T>
 class ParameterGradient : ParameterSum<T> {
 public:
-    explicit ParameterGradient(const MechanismTable &m) : ParameterSum<T>{std::vector<T>(m.num_parameters), T{}}, mechanism(m) {}
+    explicit ParameterGradient(const MechanismTable &m) : ParameterSum<T>{std::vector<T>(m.num_parameters), T{}, {}}, mechanism(m) {}
 
     // Adds the gradient of the step in `problem` at w, with the multipliers and the derivatives by the next poses of `adjoint`.
     // carried: gradient of the timestep through the next state, from later steps. factor: of the timestep in the parameters.
@@ -25,7 +25,7 @@ public:
         sum[parameter::timestep] += factor * by_timestep;
     }
 
-    // Sets, lane by lane, the rows (num_parameters numbers each) to which gradients are added; null for lanes that do not count. Several
+    // Sets, lane by lane, the rows (num_parameters numbers each, and samples) to which gradients are added; null for lanes that do not count. Several
     // lanes may share a row. Sums of lanes that keep their rows reach them only at the next `flush`.
     void direct(double *const *rows) {
         if (std::equal(rows, rows + lanes<T>, row)) return;
@@ -45,9 +45,8 @@ public:
     }
 
 private:
-    using ParameterSum<T>::sum, ParameterSum<T>::by_timestep;
+    using ParameterSum<T>::sum, ParameterSum<T>::by_timestep, ParameterSum<T>::row;
     const MechanismTable &mechanism;
-    double *row[lanes<T>] = {};
 
     // Constant momentum minus the new momentum: m (v − v⁺ + h g) + h f, and c Jω − a × Jω − (c⁺ Jω⁺ + a⁺ × Jω⁺) + h τ. Here a = (h/2) ω and
     // c = √(1 − |a|²), before and after.

@@ -30,6 +30,7 @@ public:
     }
 
     std::vector<T> parameters, in, along, out;
+    const double *samples[lanes<T>] = {};  // of height fields, of the environment in each lane
 
     // The value of a map at `in`.
     void value(int64_t map, const T *in, T *out) {
@@ -191,7 +192,8 @@ private:
         } else {
             const PairTable &pair = mechanism.pairs[contact.pair];
             const BodyPose<T> &other = bodies[pair.other].pose;
-            const auto found = witness<T>(pair, body.x, body.R, other.x, other.R, &parameters[pair.shape_a], &parameters[pair.shape_b]);
+            const auto found =
+                witness<T>(pair, body.x, body.R, other.x, other.R, &parameters[pair.shape_a], &parameters[pair.shape_b], samples);
             distance = found.distance, point = found.point;
         }
         if (map == maps::distances) out[contact.number] = distance;
@@ -216,7 +218,7 @@ private:
         seed(body, 0, x[0], R[0]);
         if (pair.other < mechanism.num_bodies) seed(other, 6, x[1], R[1]);
         else x[1] = lift<S>(other.x), R[1] = lift<S>(other.R);
-        const auto found = witness<T>(pair, x[0], R[0], x[1], R[1], &parameters[pair.shape_a], &parameters[pair.shape_b]);
+        const auto found = witness<T>(pair, x[0], R[0], x[1], R[1], &parameters[pair.shape_a], &parameters[pair.shape_b], samples);
         const S sum = map == maps::distances ? weight[0] * found.distance
                                              : weight[0] * found.point.x + weight[1] * found.point.y + weight[2] * found.point.z;
         on_body.x = on_body.x + load3(sum.d), on_body.phi = on_body.phi + load3(sum.d + 3);

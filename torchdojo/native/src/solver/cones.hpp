@@ -44,9 +44,9 @@ struct TreeSystem {
     const T *solution(int body) const { return tree.solution(body); }
     void press(int c, const T &gamma, const T *beta) const {
         const ContactTable &contact = problem.mechanism.contacts[c];
-        const T *p = &problem.parameters[contact.parameters];
-        Vec3<T> force = gamma * load3(p + parameter::normal);
-        if (contact.friction) force = force + beta[0] * load3(p + parameter::tangents) + beta[1] * load3(p + parameter::tangents + 3);
+        const T *frame = tree.contact_frame(problem, contact, c);
+        Vec3<T> force = gamma * load3(frame);
+        if (contact.friction) force = force + beta[0] * load3(frame + 3) + beta[1] * load3(frame + 6);
         tree.press(contact, c, force);
     }
     const T *contact_rows(int c) const { return tree.contact_rows(c); }

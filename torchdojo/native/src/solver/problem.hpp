@@ -11,6 +11,7 @@ template <class T>
 struct Problem {
     const MechanismTable &mechanism;
     std::vector<T> parameters, z, u, wrench;
+    const double *samples[lanes<T>] = {};  // the parameters with which samples of height fields come, of the environment in each lane
     std::vector<BodyData<T>> bodies;  // the world is the last
     std::vector<JointData<T>> joints;
     std::vector<ContactData<T>> contacts;

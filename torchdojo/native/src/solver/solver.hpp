@@ -45,6 +45,7 @@ public:
         on_tree = tree.usable && options.kappa >= constant::tree_kappa;
         shortest_factor = std::ldexp(1.0, -int(options.max_halvings));
         shared_parameters = shared;
+        std::fill_n(problem.samples, lanes<T>, shared);
         if (shared)
             for (int k = 0; k < mechanism.num_parameters; ++k) problem.parameters[k] = broadcast<T>(shared[k]);
     }
@@ -76,7 +77,7 @@ public:
         copy(problem.z, job.z, state_size * m.num_bodies);
         copy(problem.u, job.u, m.num_inputs);
         copy(problem.wrench, job.wrench, 6 * m.num_bodies);
-        if (!shared_parameters) copy(problem.parameters, job.parameters, m.num_parameters);
+        if (!shared_parameters) copy(problem.parameters, problem.samples[lane] = job.parameters, m.num_parameters);
         else set(problem.parameters[parameter::timestep], lane, shared_parameters[parameter::timestep]);
         const double whole = get(problem.parameters[parameter::timestep], lane), h = whole * job.timestep_factor;
         const double shortest = whole * shortest_factor;
@@ -245,7 +246,7 @@ private:
             trial[k] = select(moved, from + step * direction[k], trial[k]);
         }
         if (any(onto)) cones.project(problem, path_kappa, onto, trial.data(), newton.data(), known);
-        if (on_tree && !rounding.some && !options.interior) finish_surely(feed);
+        if (on_tree && !mechanism.num_pairs && !rounding.some && !options.interior) finish_surely(feed);
         if (loaded) prepare();
         if (problem.overlaps && any(from_rest)) RecoverySpeed<T>::leave(problem, trial.data(), from_rest);
         if (any(restart)) cones.start(problem, trial.data(), level, restart);

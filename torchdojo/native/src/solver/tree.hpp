@@ -36,7 +36,9 @@ class Tree {
 public:
     // Whether a mechanism consists of trees and of contacts that each concern one body and have no law of impacts.
     static bool fits(const MechanismTable &m) {
-        if (m.has_loops || m.num_couplings || m.num_pairs || m.num_couples) return false;
+        if (m.has_loops || m.num_couplings || m.num_couples) return false;
+        for (const PairTable &pair : m.pairs)
+            if (pair.kind_b != geometry::heights) return false;
         std::vector<int> joints(m.num_bodies + 1);
         for (const JointTable &joint : m.joints)
             if (joint.repeats || ++joints[joint.child] > 1) return false;
@@ -115,6 +117,10 @@ public:
     T *right(int body) { return &wrenches[6 * body]; }
     const T *solution(int body) const { return &motions[6 * body]; }
     const T *contact_rows(int c) const { return contacts[c].rows; }
+    // Normal and tangents, one after the other.
+    const T *contact_frame(const Problem<T> &problem, const ContactTable &contact, int c) const {
+        return contact.pair < 0 ? &problem.parameters[contact.parameters + parameter::normal] : contacts[c].frame;
+    }
     // Adds the force of a contact to the right-hand side.
     TD_INLINE void press(const ContactTable &contact, int c, const Vec3<T> &force) {
         add3(&pressed[6 * contact.body], force), add3(&pressed[6 * contact.body + 3], cross(contacts[c].lever, force));

@@ -1,0 +1,120 @@
+"""Height fields: the surface z = s(x, y) of a uniform cubic B-spline over a grid of samples, and the gap of a ball above it.
+
+The gap contains the slopes of the surface, so its gradient contains the curvatures. Those of a quadratic spline jump between cells, and the
+gap of a ball would have a kink there. The cubic spline has continuous curvatures, so the gap is C¹.
+
+The samples are control values: the surface stays within their range and does not pass through them, except where they are linear. Samples
+of a smooth function f at distances c give s = f + c²/6 (∂²f/∂x² + ∂²f/∂y²) + O(c⁴), and exactly the first two terms for quadratic f. A
+step between two rows of samples becomes a smooth ramp that is three cells wide.
+
+Beyond the grid the outermost samples are repeated. So the ground goes on level at the height of the edge from one cell outside, without a
+jump of slope or curvature.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo.parameters import PhysicalModule, as_tensor, require
+
+__all__ = ["HeightField", "Surface"]
+
+SAMPLES = 4  # that act on a place in each direction
+
+
+class Surface(NamedTuple):
+    """Height s [m] and slopes ∂s/∂x, ∂s/∂y at points of the plane, (...,) each."""
+
+    height: Tensor
+    by_x: Tensor
+    by_y: Tensor
+
+
+class HeightField(PhysicalModule):
+    """A grid of heights, the ground of contacts with the world: ``NonlinearContact("foot", other_shape=td.HeightField(heights, 0.1))``.
+
+    Contacts that share a field share its samples. Samples, cell and origin are parameters with gradients.
+
+    Args:
+        heights: (..., rows, columns) [m], sample i, j above x = x₀ + i·cell, y = y₀ + j·cell, world frame. At least four rows and columns.
+        cell: distance between samples [m], > 0: one number, or (..., 2) for x and y.
+        origin: (..., 2), x₀ and y₀ [m] of the first sample. Default: the middle of the grid lies at zero.
+
+    Raises:
+        ValueError: less than two dimensions, less than four rows or columns, a number that is not finite, or a cell that is not positive.
+    """
+
+    fields: ClassVar[dict[str, int]] = {"heights": 2, "cell": 1, "origin": 1}
+    noun: ClassVar[str] = "height field"
+    heights: Tensor
+    cell: Tensor
+    origin: Tensor
+
+    def __init__(self, heights: Any, cell: Any, *, origin: Any = None) -> None:
+        super().__init__()
+        self.heights = heights
+        cell = as_tensor(cell, "HeightField.cell")
+        self.cell = cell.expand(2) if cell.ndim == 0 else cell
+        counts = self.cell.new_tensor([rows - 1 for rows in self.heights.shape[-2:]])
+        self.origin = -0.5 * self.cell.detach() * counts if origin is None else origin
+
+    def check_field(self, name: str, value: Tensor) -> Tensor:
+        shape = tuple(value.shape)
+        if name == "heights":
+            if len(shape) < 2 or min(shape[-2:]) < SAMPLES:
+                raise ValueError(f"{self.label(name)}: got shape {shape}; allowed: (..., rows, columns) with four or more of each")
+            before = self._parameters.get(name, self._buffers.get(name))
+            if before is not None and before.shape[-2:] != value.shape[-2:]:
+                raise ValueError(
+                    f"{self.label(name)}: got shape {shape}; allowed: (..., {before.shape[-2]}, {before.shape[-1]}), as before"
+                )
+        elif shape[-1:] != (2,):
+            raise ValueError(f"{self.label(name)}: got shape {shape}; allowed: (..., 2), for x and y")
+        value = super().check_field(name, value)
+        if name == "cell":
+            require(value > 0, self.label(name), value, "positive lengths")
+        return value
+
+    def at(self, place: Tensor) -> Surface:
+        """The surface above places (..., 2) [m]. Leading dimensions broadcast against the batch dimensions of the heights."""
+        grid = (place - self.origin) / self.cell
+        before = grid.detach().floor()
+        weights, slopes = _weights(grid - before)
+        rows, columns = self.heights.shape[-2:]
+        # From one row outside on, all samples are those of the edge, wherever the place is; large numbers would overflow integers.
+        inside = before.clamp(-2, max(rows, columns) + 1).long()
+        around = inside[..., None] + torch.arange(-1, 3, device=place.device)  # (..., 2, 4)
+        i, j = around[..., 0, :].clamp(0, rows - 1), around[..., 1, :].clamp(0, columns - 1)
+        batch = self.heights.shape[:-2]
+        first = torch.arange(batch.numel(), device=place.device).reshape(batch) * (rows * columns)
+        index = first[..., None, None] + i[..., :, None] * columns + j[..., None, :]
+        samples = self.heights.reshape(-1)[index]  # (..., 4, 4), gathered, so that nothing of the size of the grid is copied
+        (x, y), (dx, dy) = weights.unbind(-2), slopes.unbind(-2)
+
+        def sum_of(a: Tensor, b: Tensor) -> Tensor:
+            return (samples * a[..., :, None] * b[..., None, :]).sum((-2, -1))
+
+        return Surface(sum_of(x, y), sum_of(dx, y) / self.cell[..., 0], sum_of(x, dy) / self.cell[..., 1])
+
+    def gap(self, point: Tensor, radius: Any = 0.0) -> tuple[Tensor, Tensor]:
+        """Gap φ [m] (...,) of balls of this radius (...,) around points (..., 3), and the unit normal (..., 3) at their places.
+
+        φ = (z − s) n_z − r is the distance to the tangent plane at the foot of the vertical, less the radius. It is the distance on
+        planes of any slope. Elsewhere the distance D = (z − s) n_z differs from the true one by about ½ κ D² tan²θ, with the curvature κ
+        of the surface and its angle θ: 0.13 mm for D = 2 cm, κ = 2 / m and θ = 30°. The gap is C¹; where the surface is curved,
+        the normal is not its gradient.
+        """
+        height, by_x, by_y = self.at(point[..., :2])
+        up = torch.rsqrt(1 + by_x * by_x + by_y * by_y)
+        return (point[..., 2] - height) * up - radius, torch.stack((-by_x * up, -by_y * up, up), dim=-1)
+
+
+def _weights(t: Tensor) -> tuple[Tensor, Tensor]:
+    """Weights of four samples at t in [0, 1] from the second to the third one, and their derivatives, (..., 4)."""
+    u = 1 - t
+    weights = (u * u * u / 6, 2 / 3 - t * t * (1 - t / 2), 2 / 3 - u * u * (1 - u / 2), t * t * t / 6)
+    slopes = (-u * u / 2, t * (1.5 * t - 2), u * (2 - 1.5 * u), t * t / 2)
+    return torch.stack(weights, -1), torch.stack(slopes, -1)
