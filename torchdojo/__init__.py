@@ -40,6 +40,7 @@ from torchdojo.engine.contact_report import ContactReport, TouchingPair
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalTrajectory
 from torchdojo.engine.schedules import KappaSchedule
+from torchdojo.geometry.closest import distance
 from torchdojo.geometry.hulls import Hull
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
 from torchdojo.geometry.visuals import Visual
@@ -111,6 +112,7 @@ __all__ = [
     "contact_manifold",
     "contacts_between",
     "creep",
+    "distance",
     "envs",
     "identification",
     "kappa_for_gap",

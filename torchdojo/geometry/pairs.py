@@ -49,14 +49,16 @@ class Solid(NamedTuple):
 
 
 class Witness(NamedTuple):
-    """Signed distance φ (...,) [m] of two shapes, unit normal (..., 3) from b to a, and the nearest point (..., 3) on the surface of a.
-
-    The nearest point on b is `point` − φ `normal`.
-    """
+    """Signed distance φ (...,) [m] of two shapes, unit normal (..., 3) from b to a, and the nearest point (..., 3) on the surface of a."""
 
     distance: Tensor
     normal: Tensor
     point: Tensor
+
+    @property
+    def other_point(self) -> Tensor:
+        """The nearest point (..., 3) on the surface of b: `point` − φ `normal`."""
+        return self.point - self.distance[..., None] * self.normal
 
 
 def nearest(kind_a: str, kind_b: str, a: Solid, b: Solid) -> Witness:
