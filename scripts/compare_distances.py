@@ -1,8 +1,8 @@
 """`td.distance` beside coal, and beside MuJoCo for ellipsoids: `compare_distances.py [pairs of each kind]`.
 
-It needs `pip install coal` and MuJoCo. coal's own tolerance is set to 1e-12; for round shapes it ends at 1e-9 to 1e-7, normals at the root of
-it. So the column "off" has a proof without another engine: how far the two nearest points lie off their shapes. The plane between them is a
-lower bound of the distance, and points of the shapes are an upper one.
+It needs `pip install coal` and MuJoCo. coal's own tolerance is set to 1e-12; for round shapes it ends at 1e-9 to 1e-7, and normals at the
+root of it. So the column "off" has a proof without another engine: how far the two nearest points lie off their shapes. The plane between
+them is a lower bound of the distance, and points of the shapes are an upper one.
 """
 
 from __future__ import annotations
@@ -159,11 +159,13 @@ def main() -> None:
         error = np.abs(gap - gaps)
         n = np.linalg.norm(found.normal.numpy() - normals, axis=-1)[far]
         w = np.linalg.norm(found.point.numpy() - points, axis=-1)[far]
-        depth = error[(gap < 0) & (gaps < 0)]
+        depth = error[(gap < 0) & (gaps < 0) & (gaps > -1)]  # coal gives −1e308 where it finds none
         proof = torch.maximum(off(a, poses[0], found.point), off(b, poses[1], found.other_point)).numpy()[apart].max()
         shown = f"{error[apart].max():.0e} | {n.max():.0e} ({int((n > 1e-9).sum())} > 1e-9) | {w.max():.0e} ({int((w > 1e-9).sum())})"
         deep = f"{depth.max():.0e} ({int((depth > 1e-9).sum())} of {len(depth)})" if len(depth) else "-"
-        print(f"| {first}, {second} | {int(apart.sum())} | {wrong} | {shown} | {proof:.0e} | {deep} | {mine:.0f}, {theirs:.0f} |", flush=True)
+        print(
+            f"| {first}, {second} | {int(apart.sum())} | {wrong} | {shown} | {proof:.0e} | {deep} | {mine:.0f}, {theirs:.0f} |", flush=True
+        )
         if (first, second) in ROUND:
             their = by_mujoco(a, b, poses)
             both = (gap > 0) & (their > 0)

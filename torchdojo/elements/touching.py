@@ -19,13 +19,13 @@ from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.joints import Fixed, Floating, Joint
 from torchdojo.elements.manifolds import SHARP, contact_manifold
-from torchdojo.geometry.shapes import Box, Capsule, Shape, Sphere
+from torchdojo.geometry.shapes import Box, Capsule, Ellipsoid, Shape, Sphere
 from torchdojo.geometry.world import Plane, World
 from torchdojo.parameters import warn_user
 
 __all__ = ["Filter", "Made", "Pair", "Solids", "Touching", "added", "contacts_of", "own_part", "removed", "selected", "shape_contacts"]
 
-PAIRED = (Sphere, Capsule, Box)
+PAIRED = (Sphere, Capsule, Box, Ellipsoid)
 MOST_NAMED = 6  # pairs that a message names
 Names = tuple[str, str]
 

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchdojo.geometry.convex import Convex, Placed, convex_of
+from torchdojo.geometry.convex import Placed, convex_of
 from torchdojo.geometry.pairs import Witness
 from torchdojo.geometry.simplices import Simplex, deepest_simplex, nearest_simplex
 from torchdojo.geometry.world import Plane, World
 from torchdojo.parameters import as_tensor, broadcast_shapes, require
-from torchdojo.quaternion import inverse_rotate, normalize, rotate
+from torchdojo.quaternion import normalize, rotate
 
 __all__ = ["distance"]
 
@@ -31,6 +31,7 @@ CHUNK = 4096  # pairs at a time: their corners stay in the cache
 ITERATIONS, DERIVATIVES = 8, 2
 LONGEST = 0.5  # of an iteration [rad]
 PARALLEL = 1e-9  # sine of the angle between two edges below which they leave a normal free
+OF_A = 7  # edges of a candidate that are those of a: four of its corners, three of its cap
 KINK = 1e-12  # |Aᵀn| relative to A below which its derivatives are those of a rounded kink
 
 Pose = tuple[Any, Any] | None
@@ -40,7 +41,7 @@ def distance(a: World, pose_a: Pose, b: World, pose_b: Pose) -> Witness:
     """Distance of two convex shapes, negative where they overlap.
 
     Sizes and poses may have batch dimensions, which broadcast, and all of them are differentiated, twice if wanted. Where nearest points
-    are not unique (faces or edges that lie parallel), one of them is given.
+    are not unique (faces or edges that lie parallel), one of them is given. It computes on the CPU, in float64.
 
     Args:
         a, b: Sphere, Capsule, Box, Cylinder, Ellipsoid, Hull, or one of them a `Plane`.
@@ -87,7 +88,7 @@ def distance(a: World, pose_a: Pose, b: World, pose_b: Pose) -> Witness:
 
 def _pose(label: str, given: Pose) -> tuple[Tensor, Tensor]:
     x, q = ((0.0, 0.0, 0.0), (1.0, 0.0, 0.0, 0.0)) if given is None else given
-    position, orientation = as_tensor(x, label), as_tensor(q, label)
+    position, orientation = as_tensor(x, label).double(), as_tensor(q, label).double()
     for value, size in ((position, 3), (orientation, 4)):
         if value.shape[-1:] != (size,):
             raise ValueError(f"{label}: got shape {tuple(value.shape)}; allowed: positions (..., 3) and orientations (..., 4) wxyz")
@@ -117,7 +118,7 @@ class _Candidate(NamedTuple):
 
 def _nearest(a: Placed, b: Placed, flat: tuple[bool, bool]) -> Witness:
     """Witness of N pairs without their balls."""
-    one, two = (Placed(*(None if part is None else part.detach() for part in side)) for side in (a, b))
+    one, two = a.detach(), b.detach()
     found = nearest_simplex(one, two)
     over = found.inside.nonzero().squeeze(-1)
     if len(over):
@@ -136,20 +137,19 @@ def _nearest(a: Placed, b: Placed, flat: tuple[bool, bool]) -> Witness:
     normal = torch.where(raw, start, _polished(a, b, found, _Candidate(edges, start), DERIVATIVES))
     # The points of the search, on the features that the normal belongs to.
     p, q = _carried(a, found.p, found.i, found.weights, -normal), _carried(b, found.q, found.j, found.weights, normal)
-    corners = [side.corners(number[:, :1]).squeeze(1) for side, number in ((a, one.support(-start)[0][:, None]), (b, two.support(start)[0][:, None]))]
+    corners = [side.corners(number[:, None]).squeeze(1) for side, number in ((a, one.support(-start)[0]), (b, two.support(start)[0]))]
     gap = _value(a, b, corners[0] - corners[1], normal)[0]
     rest = p - q - gap[:, None] * normal
     u = _directions(edges)
     within = edges.mT @ edges + torch.eye(3, dtype=u.dtype) - u.mT @ u
     move = torch.linalg.solve_ex(within, rest[..., None]).result  # least moves along the edges of both shapes
-    first = torch.zeros(edges.shape[1], dtype=u.dtype)
-    first[:7] = 1
-    p = p - (edges.mT @ (first[:, None] * (edges @ move))).squeeze(-1)
+    own = edges[:, :OF_A]
+    p = p - (own.mT @ (own @ move)).squeeze(-1)
     return Witness(gap, normal, p)
 
 
 def _candidates(a: Placed, b: Placed, found: Simplex, flat: tuple[bool, bool]) -> list[_Candidate]:
-    """The edges of the search; then caps of cylinders. The first seven edges of each are those of a."""
+    """The edges of the search; then caps of cylinders. The first `OF_A` edges of each are those of a."""
     most = found.weights.argmax(-1)
     carrying = (found.weights > 0)[..., None]
     own, caps = [], []
@@ -160,7 +160,7 @@ def _candidates(a: Placed, b: Placed, found: Simplex, flat: tuple[bool, bool]) -
         caps.append(side.world_axes().mT)
     nothing = [torch.zeros_like(part) for part in (own[0], caps[0], own[1], caps[1])]
     result = [_Candidate(torch.cat((own[0], nothing[1], own[1], nothing[3]), 1), found.normal)]
-    for k, side in enumerate((a, b)):
+    for k in (0, 1):
         if flat[k]:
             x, y, _ = caps[k].unbind(1)
             axis = torch.nn.functional.normalize(torch.linalg.cross(x, y), dim=-1)

@@ -21,8 +21,8 @@ __all__ = ["Convex", "Placed", "convex_of"]
 class Convex(NamedTuple):
     """The points v + axes y + r: v in the hull of the vertices, y in the unit ball, |r| <= radius, in the frame of a body.
 
-    vertices: (..., n, 3) [m]. axes: (..., 3, 3) semi-axes as columns [m], or None. radius: (...,) [m]. flat: whether the third axis is zero,
-    and the others make a disc.
+    vertices: (..., n, 3) [m]. axes: (..., 3, 3) semi-axes as columns [m], or None. radius: (...,) [m]. flat: whether the third axis is
+    zero, and the others make a disc.
     """
 
     vertices: Tensor
@@ -58,9 +58,7 @@ def convex_of(shape: Shape) -> Convex:
     if isinstance(shape, Hull):
         return Convex(placed(shape.vertices), None, sharp)
     remedy = "td.Hull(mesh.vertices) is its convex hull" if isinstance(shape, Mesh) else "td.Hull takes points"
-    raise ValueError(
-        f"distance: got {type(shape).__name__}; allowed: Sphere, Capsule, Box, Cylinder, Ellipsoid, Hull and Plane; {remedy}"
-    )
+    raise ValueError(f"distance: got {type(shape).__name__}; allowed: Sphere, Capsule, Box, Cylinder, Ellipsoid, Hull and Plane; {remedy}")
 
 
 class Placed(NamedTuple):
@@ -76,11 +74,15 @@ class Placed(NamedTuple):
         """At poses of a batch, flat."""
 
         def flat(value: Tensor, ndim: int) -> Tensor:
+            value = value.double()
             return value.expand(*batch, *value.shape[value.ndim - ndim :]).reshape(-1, *value.shape[value.ndim - ndim :])
 
-        vertices = shape.vertices if shape.vertices.ndim == 2 else flat(shape.vertices, 2)
+        vertices = shape.vertices.double() if shape.vertices.ndim == 2 else flat(shape.vertices, 2)
         axes = None if shape.axes is None else flat(shape.axes, 2)
         return cls(flat(x, 1), rotation_matrix(flat(q, 1)), vertices, axes)
+
+    def detach(self) -> Placed:
+        return Placed(self.x.detach(), self.R.detach(), self.vertices.detach(), None if self.axes is None else self.axes.detach())
 
     def at(self, index: Tensor | slice) -> Placed:
         """Some of the poses."""

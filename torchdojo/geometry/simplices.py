@@ -1,8 +1,8 @@
 """Which corners carry the nearest points of convex shapes, many pairs at once: all points p − q of a and b are one convex set D.
 
-`nearest_simplex` finds the point of D that is nearest to the origin (Gilbert, Johnson and Keerthi 1988). Where D contains the origin, shapes
-overlap, and `deepest_simplex` finds the face of D that is nearest to it (van den Bergen 2001). Both only ask for support points. Results
-are numbers of corners and weights, without derivatives; geometry/closest.py has these.
+`nearest_simplex` finds the point of D that is nearest to the origin (Gilbert, Johnson and Keerthi 1988). Where D contains the origin,
+shapes overlap, and `deepest_simplex` finds the face of D that is nearest to it (van den Bergen 2001). Both only ask for support points.
+Results are numbers of corners and weights, without derivatives; geometry/closest.py has these.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def nearest_simplex(a: Placed, b: Placed) -> Simplex:
         if not len(live):
             break
     normal = v / torch.linalg.vector_norm(v, dim=-1, keepdim=True).clamp_min(1e-300)
-    return Simplex(*points, *numbers, weights, normal, inside)
+    return Simplex(points[0], points[1], numbers[0], numbers[1], weights, normal, inside)
 
 
 @torch.no_grad()
