@@ -47,6 +47,7 @@ from torchdojo.geometry.visuals import Visual
 from torchdojo.geometry.world import Plane
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io import load
+from torchdojo.io.pieces import decompose, load_mesh
 from torchdojo.mechanism import Mechanism, Trajectory
 from torchdojo.posing.poses import Keyframe
 from torchdojo.scenes import combine
@@ -112,12 +113,14 @@ __all__ = [
     "contact_manifold",
     "contacts_between",
     "creep",
+    "decompose",
     "distance",
     "envs",
     "identification",
     "kappa_for_gap",
     "learning",
     "load",
+    "load_mesh",
     "models",
     "near_contacts",
     "parametrize",

@@ -385,8 +385,8 @@ def _describe(contact: Contact, argument: str, shape: Shape | None) -> tuple[str
                 values |= {"orientation": shape.orientation, extent: getattr(shape, extent)}
             return kind, values
     raise ValueError(
-        f"{type(contact).__name__}: got {argument}={type(shape).__name__}; allowed: Sphere, Capsule, Box and Ellipsoid. For others, make one contact "
-        "for each of shape.contact_points(), or write a contact with a `signed_distance` of your own"
+        f"{type(contact).__name__}: got {argument}={type(shape).__name__}; allowed: Sphere, Capsule, Box and Ellipsoid. For others, "
+        "td.near_contacts, one contact for each of shape.contact_points(), or a contact with a `signed_distance` of your own"
     )
 
 

@@ -87,8 +87,8 @@ class Made(NamedTuple):
         said = []
         if self.left_out:
             said.append(
-                f"no contacts between {_listed(self.left_out)}: spheres, capsules and boxes touch each other, other shapes touch planes, "
-                "and boxes by their points"
+                f"no contacts between {_listed(self.left_out)}: spheres, capsules, boxes and ellipsoids touch each other, other shapes "
+                "touch planes, and boxes by their points"
             )
         if self.by_points:
             said.append(f"only points of one shape, and no edges or faces, touch the other between {_listed(self.by_points)}")
@@ -280,7 +280,8 @@ def contacts_of(solids: Solids, pairs: Iterable[Pair], model: Callable[..., Cont
         if missing and pair.asked:
             raise ValueError(
                 f"contacts: the pair {(pair.body, pair.other)!r} has {', '.join(dict.fromkeys(missing))}, which have no contacts with each "
-                "other; allowed: spheres, capsules and boxes with each other, and shapes with contact points on planes and boxes"
+                "other; allowed: spheres, capsules, boxes and ellipsoids with each other, other shapes with contact points on planes "
+                "and boxes"
             )
         label = f"{pair.body}-{pair.other}"
         if missing and shapes and others:  # a body without any shape has nothing to touch with
@@ -295,8 +296,8 @@ def shape_contacts(
 ) -> Touching | None:
     """Contacts of two shapes by names that begin with "body_label"; None where there are none of these kinds.
 
-    Spheres, capsules and boxes touch each other, as `contact_manifold` says. Every shape with contact points touches planes at these, and
-    boxes, where edges and faces of the shape are not felt.
+    Spheres, capsules, boxes and ellipsoids touch each other, as `contact_manifold` says. Every shape with contact points touches planes at
+    these, and boxes, where edges and faces of the shape are not felt.
 
     Args:
         body, a: name of a body, and its shape. other, b: another body and its shape, or None and a shape or plane of the world.

@@ -5,9 +5,9 @@ ellipsoid, the point with the normal −n. They are nearest points of both where
 
     p(n) = c + Q n / h      h = √(nᵀQn)      r(n)·n = f      T r = 0      T = I − nnᵀ
 
-On the sphere of normals, −T r has the derivative T (J H + f I) T, where H = ∂p/∂n = Q/h − (Qn)(Qn)ᵀ/h³, and J = ∂(p − q)/∂p is a projection;
-of two ellipsoids, J H is the sum of both H. An iteration must not reduce the separation along n, which is concave where shapes are apart.
-Inside of `torch.func`, which hides values, the number of iterations is fixed. The last two are differentiated.
+On the sphere of normals, −T r has the derivative T (J H + f I) T, where H = ∂p/∂n = Q/h − (Qn)(Qn)ᵀ/h³, and J = ∂(p − q)/∂p is a
+projection; of two ellipsoids, J H is the sum of both H. An iteration must not reduce the separation along n, which is concave where shapes
+are apart. Inside of `torch.func`, which hides values, the number of iterations is fixed. The last two are differentiated.
 
 Boxes are rounded by a hundredth of their shortest edge, from 0.1 to 1 mm: they have a normal even where they overlap by less than that.
 """

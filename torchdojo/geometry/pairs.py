@@ -1,7 +1,7 @@
 """Pairs of shapes: signed distance, unit normal and nearest point of spheres, capsules, boxes and ellipsoids, smooth in poses and sizes.
 
-Autograd differentiates these closed forms; only pairs with an ellipsoid iterate (ellipsoids.py). Where nearest points are not unique (parallel capsules, boxes face to
-face), a small regularization decides, so that they move continuously.
+Autograd differentiates these closed forms; only pairs with an ellipsoid iterate (ellipsoids.py). Where nearest points are not unique
+(parallel capsules, boxes face to face), a small regularization decides, so that they move continuously.
 """
 
 from __future__ import annotations
