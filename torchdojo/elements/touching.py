@@ -306,7 +306,8 @@ def shape_contacts(
     label = f"{body}_{label or other or 'world'}"
     if isinstance(b, Plane):
         return _at_points(label, body, a, model, {**arguments, "normal": b.normal, "offset": b.offset}, False)
-    if isinstance(a, PAIRED) and isinstance(b, PAIRED):
+    kinds = {type(a), type(b)}
+    if isinstance(a, PAIRED) and isinstance(b, PAIRED) and kinds != {Box, Ellipsoid}:  # at a box's edges, fast ellipsoids find no step
         made = contact_manifold(body, a, other, b, model=model, **arguments)
         start = f"{body}_{other or 'world'}"
         return Touching({f"{label}{name.removeprefix(start)}": contact for name, contact in made.items()}, False)

@@ -30,7 +30,7 @@ __all__ = ["BOX_ROUNDING", "HALVINGS", "ITERATIONS", "LONGEST", "SETTLED", "core
 
 ITERATIONS, HALVINGS, DERIVATIVES = 40, 3, 2  # 6 in the mean; 16 leave one of 4,000 pairs with an error of 1e-11 m
 LONGEST = 0.5  # of an iteration [rad]
-SETTLED = 1e-9  # an iteration below ends the search [rad]: the next error is of the order of its square
+SETTLED = 1e-9  # an iteration [rad] below ends the search: the next error is of the order of its square
 BOX_ROUNDING = (0.02, 1e-4, 1e-3)  # radius of a box's edges: share of its shortest half edge, least and most [m]
 
 
@@ -48,13 +48,13 @@ def ellipsoid_nearest(kind: str, a: Solid, b: Solid) -> tuple[Tensor, Tensor, Te
         n = _start(kind, one, two)
         for _ in range(ITERATIONS):
             step, value = _step(kind, one, two, n), _separation(kind, one, two, n)
-            if not transforming() and not bool((step.abs() > SETTLED).any()):
-                break
             best = n
             for k in range(HALVINGS, -1, -1):  # the longest part of the step that does not reduce the separation
                 tried = _unit(n + 0.5**k * step)
                 best = torch.where((_separation(kind, one, two, tried) >= value)[..., None] | (k == HALVINGS), tried, best)
             n = best
+            if not transforming() and not bool((step.abs() > SETTLED).any()):
+                break
     for _ in range(DERIVATIVES):
         n = _unit(n + _step(kind, a, b, n))
     p, q, _ = _points(kind, a, b, n)

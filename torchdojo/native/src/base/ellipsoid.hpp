@@ -174,7 +174,6 @@ Witness<S> ellipsoid_nearest(int kind, const Solid<S> &a, const Solid<S> &b) {
     for (int i = 0; i < newton_iterations; ++i) {
         const Vec3<T> r = E::apart(kind, one, two, n, q, moved, h, other);
         const Vec3<T> step = ellipsoid_step<T, T, V>(kind, one, two, n, moved, h, other, dot(n, r), r);
-        if (!any(dot(step, step) > broadcast<T>(settled_turn * settled_turn))) break;
         const T before = E::separation(kind, one, two, n);
         Vec3<T> best = n;
         for (int k = newton_halvings; k >= 0; --k) {  // the longest part of the step that does not reduce the separation
@@ -183,6 +182,7 @@ Witness<S> ellipsoid_nearest(int kind, const Solid<S> &a, const Solid<S> &b) {
             best = k == newton_halvings ? tried : V::pick(less, best, tried);
         }
         n = best;
+        if (!any(dot(step, step) > broadcast<T>(settled_turn * settled_turn))) break;
     }
     const Vec3<T> r = E::apart(kind, one, two, n, q, moved, h, other);
     Vec3<S> from{S(n.x), S(n.y), S(n.z)}, on_a;
