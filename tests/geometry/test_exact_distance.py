@@ -68,7 +68,7 @@ def lowest(shape: td.Shape, pose: tuple[Tensor, Tensor], normal: Tensor) -> Tens
     return td.distance(shape, pose, td.Plane(normal), (torch.zeros(3, dtype=torch.float64), origin)).distance
 
 
-@kinds(("capsule", "box"), ("box", "hull"), ("box", "cylinder"), ("cylinder", "cylinder"), ("cylinder", "ellipsoid"))
+@kinds(("box", "hull"), ("box", "cylinder"), ("cylinder", "ellipsoid"))
 def test_points_and_plane_prove_the_distance(first: str, second: str) -> None:
     """The plane between the nearest points is a lower bound, and the points, which lie on the shapes, are an upper one."""
     a, b = SHAPES[first], SHAPES[second]
@@ -90,7 +90,7 @@ def test_points_and_plane_prove_the_distance(first: str, second: str) -> None:
     assert float((others - found.distance[over][:, None]).max()) < 1e-12
 
 
-@kinds(("box", "hull"), ("cylinder", "cylinder"), ("ellipsoid", "ellipsoid"))
+@kinds(("box", "hull"), ("cylinder", "ellipsoid"))
 def test_derivatives(first: str, second: str) -> None:
     """Of distance, normal and point by both poses, against differences along random directions."""
     a, b = SHAPES[first], SHAPES[second]

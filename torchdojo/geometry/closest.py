@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from torchdojo.geometry.convex import Placed, convex_of
-from torchdojo.geometry.pairs import Witness
 from torchdojo.geometry.simplices import Simplex, deepest_simplex, nearest_simplex
+from torchdojo.geometry.solids import Witness
 from torchdojo.geometry.world import Plane, World
 from torchdojo.parameters import as_tensor, broadcast_shapes, require
 from torchdojo.quaternion import normalize, rotate

@@ -14,17 +14,13 @@ Boxes are rounded by a hundredth of their shortest edge, from 0.1 to 1 mm: they 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.geometry.distance import COINCIDENT, segment_point, separation
+from torchdojo.geometry.solids import Solid
 from torchdojo.parameters import transforming
-
-if TYPE_CHECKING:
-    from torchdojo.geometry.pairs import Solid
 
 __all__ = ["BOX_ROUNDING", "HALVINGS", "ITERATIONS", "LONGEST", "SETTLED", "core_radius", "ellipsoid_end", "ellipsoid_nearest"]
 

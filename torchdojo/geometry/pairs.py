@@ -7,7 +7,6 @@ Autograd differentiates these closed forms; only pairs with an ellipsoid iterate
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.geometry.distance import point_box, segment_box, segment_point, segment_segment, separation
 from torchdojo.geometry.ellipsoids import ellipsoid_nearest
+from torchdojo.geometry.solids import Solid, Witness
 
 __all__ = ["KINDS", "Solid", "Witness", "nearest"]
 
@@ -25,42 +25,6 @@ KINDS = ("sphere", "capsule", "box", "ellipsoid")
 FLAT = 2e-3
 PARALLEL_EDGES = 1e-6  # sin² of the angle between two edges below which their cross product is no axis: faces separate parallel edges
 PREFER_FACES = 1e-9  # [m] by which an axis across two edges must beat a face; the smaller box's face must beat the other's by half of it
-
-
-class Solid(NamedTuple):
-    """A shape in space: position of its center (..., 3) [m], orientation (..., 4), rounding radius (...,) [m] and extent [m].
-
-    The extent is the length (...,) of a capsule's segment along its z axis, the edges (..., 3) of a box, or the semi-axes (..., 3) of an
-    ellipsoid. A sphere does not use it.
-    """
-
-    position: Tensor
-    orientation: Tensor
-    radius: Tensor
-    extent: Tensor
-
-    @property
-    def half_vector(self) -> Tensor:
-        """Vector from the center to an end of a capsule's segment, (..., 3)."""
-        along = torch.zeros_like(self.position)
-        along[..., 2] = 1
-        return 0.5 * self.extent[..., None] * quat.rotate(self.orientation, along)
-
-    def to_local(self, point: Tensor) -> Tensor:
-        return quat.inverse_rotate(self.orientation, point - self.position)
-
-
-class Witness(NamedTuple):
-    """Signed distance φ (...,) [m] of two shapes, unit normal (..., 3) from b to a, and the nearest point (..., 3) on the surface of a."""
-
-    distance: Tensor
-    normal: Tensor
-    point: Tensor
-
-    @property
-    def other_point(self) -> Tensor:
-        """The nearest point (..., 3) on the surface of b: `point` − φ `normal`."""
-        return self.point - self.distance[..., None] * self.normal
 
 
 def nearest(kind_a: str, kind_b: str, a: Solid, b: Solid) -> Witness:
