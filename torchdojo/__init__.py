@@ -41,6 +41,7 @@ from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalTrajectory
 from torchdojo.engine.schedules import KappaSchedule
 from torchdojo.geometry import terrain
+from torchdojo.geometry.closest import distance
 from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.hulls import Hull
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
@@ -48,6 +49,7 @@ from torchdojo.geometry.visuals import Visual
 from torchdojo.geometry.world import Plane
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io import load
+from torchdojo.io.pieces import decompose, load_mesh
 from torchdojo.mechanism import Mechanism, Trajectory
 from torchdojo.posing.poses import Keyframe
 from torchdojo.scenes import combine
@@ -114,11 +116,14 @@ __all__ = [
     "contact_manifold",
     "contacts_between",
     "creep",
+    "decompose",
+    "distance",
     "envs",
     "identification",
     "kappa_for_gap",
     "learning",
     "load",
+    "load_mesh",
     "models",
     "near_contacts",
     "parametrize",

@@ -12,7 +12,7 @@ from torchdojo import quaternion as quat
 from torchdojo.geometry import distance
 from torchdojo.geometry.pairs import KINDS, Solid, Witness, nearest
 
-PAIRS = list(itertools.product(KINDS, KINDS))
+PAIRS = list(itertools.product(KINDS[:3], KINDS[:3]))  # ellipsoids: tests/native/test_ellipsoid_contacts.py
 
 
 def solid(kind: str, position: Tensor) -> Solid:

@@ -185,16 +185,18 @@ LAWS: list[dict[str, float]] = [
 ]
 
 
-SHAPES = {"sphere": td.Sphere(0.1), "capsule": td.Capsule(radius=0.05, length=0.3), "box": td.Box((0.2, 0.3, 0.25))}
+SHAPES: dict[str, td.Shape] = {"sphere": td.Sphere(0.1), "capsule": td.Capsule(radius=0.05, length=0.3), "box": td.Box((0.2, 0.3, 0.25))}
+ELLIPSOID = td.Ellipsoid((0.15, 0.1, 0.05))  # has a file of its own, test_ellipsoid_contacts.py
 
 
 def collision(shape: str, other: str, fixed: bool, model: type[td.Contact], **laws: float) -> Sample:
     """Two bodies, or one and a shape fixed in the world, turned at random, 3 mm apart and flying at each other."""
     torch.manual_seed(1)
+    shapes = {**SHAPES, "ellipsoid": ELLIPSOID}
     bodies = {"a": td.Body(1.0, (0.010, 0.012, 0.013))} | ({} if fixed else {"b": td.Body(0.7, (0.008, 0.006, 0.007))})
-    surface = {"normal": (0.1, 0.2, 1.0), "offset": -0.1} if other == "half-space" else {"other_shape": SHAPES[other]}
+    surface = {"normal": (0.1, 0.2, 1.0), "offset": -0.1} if other == "half-space" else {"other_shape": shapes[other]}
     friction = {} if model is td.ImpactContact else {"friction": 0.4}
-    contact = model("a", shape=SHAPES[shape], other=None if fixed else "b", **surface, **friction, **laws)
+    contact = model("a", shape=shapes[shape], other=None if fixed else "b", **surface, **friction, **laws)
     mech = td.Mechanism(bodies, contacts={"touch": contact}, options=exact())
     count, nb = 8, len(bodies)
     z = torch.zeros(count, nb, 13)

@@ -24,9 +24,10 @@ from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import Element, Motion, Pose, previous_pose, unit
+from torchdojo.geometry.ellipsoids import ellipsoid_end
 from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.pairs import Solid, nearest
-from torchdojo.geometry.shapes import Box, Capsule, Shape, Sphere
+from torchdojo.geometry.shapes import Box, Capsule, Ellipsoid, Shape, Sphere
 from torchdojo.parameters import require
 
 __all__ = ["Contact", "Touch"]
@@ -36,8 +37,13 @@ __all__ = ["Contact", "Touch"]
 RESTING_ACCELERATION = 20.0
 #: Laws of a contact that act only where they are given: name -> number of dimensions of one value.
 LAWS = {"restitution": 0, "recovery_speed": 0, "stiffness": 0, "damping": 0, "torsional_friction": 0, "rolling_friction": 0}
-_EXTENT: dict[type[Shape], tuple[str, str | None]] = {Sphere: ("sphere", None), Capsule: ("capsule", "length"), Box: ("box", "size")}
-_DIMENSIONS = {"point": 1, "radius": 0, "orientation": 1, "length": 0, "size": 1}
+_EXTENT: dict[type[Shape], tuple[str, str | None]] = {
+    Sphere: ("sphere", None),
+    Capsule: ("capsule", "length"),
+    Box: ("box", "size"),
+    Ellipsoid: ("ellipsoid", "semi_axes"),
+}
+_DIMENSIONS = {"point": 1, "radius": 0, "orientation": 1, "length": 0, "size": 1, "semi_axes": 1}
 
 
 class Touch(NamedTuple):
@@ -60,11 +66,13 @@ class Contact(Element):
         body: name of the body.
         point: contact point in the body frame, from the center of mass [m], (..., 3).
         radius: [m], (...,), >= 0.
-        shape: a `Sphere`, `Capsule` or `Box` in the body frame, in place of point and radius; the last two need an `other_shape`.
+        shape: a `Sphere`, `Capsule`, `Box` or `Ellipsoid` in the body frame, in place of point and radius; capsules and boxes need an
+            `other_shape`.
         other: name of the body that carries the surface; None or "world": it is fixed.
         normal: of a half-space, in the frame of `other`, any positive length, (..., 3). Default: z, the ground.
         offset: height of the half-space along the unit normal [m], (...,).
-        other_shape: a `Sphere`, `Capsule` or `Box` in the frame of `other`, or a `HeightField` of the world, in place of the half-space.
+        other_shape: a `Sphere`, `Capsule`, `Box` or `Ellipsoid` in the frame of `other`, or a `HeightField` of the world, in place of the
+            half-space.
         restitution: coefficient e of Newton's law v_n⁺ = −e v_n⁻, (...,), in [0, 1]; see `gap`. None: contacts do not bounce.
         recovery_speed: largest speed at which surfaces that start a step overlapped are pushed apart [m/s], (...,), > 0; see `gap`.
             None: `SolverOptions.depenetration_speed`.
@@ -137,10 +145,13 @@ class Contact(Element):
             values = {"point": (0.0, 0.0, 0.0) if point is None else point, "radius": 0.0 if radius is None else radius}
         surface = {"normal": (0.0, 0.0, 1.0) if normal is None else normal, "offset": 0.0 if offset is None else offset}
         values |= {f"other_{name}": value for name, value in other_values.items()} if other_shape is not None else surface
-        if self.other_kind in ("surface", "heights") and self.shape_kind != "sphere":
+        own = type(self).signed_distance is not Contact.signed_distance or type(self).surface_normal is not Contact.surface_normal
+        allowed = {"surface": ("sphere",) if own else ("sphere", "ellipsoid"), "heights": ("sphere",)}.get(self.other_kind)
+        if allowed is not None and self.shape_kind not in allowed:
             raise ValueError(
-                f"{type(self).__name__}: got shape={type(shape).__name__} against a half-space, heights or a surface of yours; "
-                "allowed: a point or a Sphere. Make one contact for each of shape.contact_points(), or give other_shape="
+                f"{type(self).__name__}: got shape={type(shape).__name__} against a half-space, heights or a surface of yours; allowed: a "
+                "point or a Sphere, and an Ellipsoid against a half-space. Make one contact for each of shape.contact_points(), or give "
+                "other_shape="
             )
         self._set_fields({**values, **given})
 
@@ -185,7 +196,7 @@ class Contact(Element):
             raise ValueError(f"{self.label(name)}: got shape {tuple(value.shape)}; allowed: (..., {size})")
         if what in ("radius", "friction", "damping", "torsional_friction", "rolling_friction"):
             require(value >= 0, self.label(name), value, "values >= 0")
-        if what in ("length", "size", "stiffness", "recovery_speed"):
+        if what in ("length", "size", "semi_axes", "stiffness", "recovery_speed"):
             require(value > 0, self.label(name), value, "positive values")
         if what == "restitution":
             require((value >= 0) & (value <= 1), self.label(name), value, "coefficients of restitution from 0 to 1")
@@ -239,6 +250,9 @@ class Contact(Element):
             witness = nearest(self.shape_kind, self.other_kind, self._solid(pose), self._solid(_pose_of_other(poses), "other_"))
             return witness.distance, witness.normal, witness.point - pose.x
         arm = quat.rotate(pose.q, self.point)
+        if self.shape_kind == "ellipsoid":  # against a half-space
+            normal = unit(self.normal) if self.other is None else quat.rotate(poses[1].q, unit(self.normal))
+            arm = arm - ellipsoid_end(self._solid(pose), normal)
         center = pose.x + arm
         if self.other is None:
             distance, normal = self.signed_distance(center), self.surface_normal(center)
@@ -252,7 +266,7 @@ class Contact(Element):
         orientation, extent = pose.q, pose.q[..., :0]
         if kind != "sphere":
             orientation = quat.multiply(pose.q, quat.normalize(getattr(self, f"{prefix}orientation")))
-            extent = getattr(self, prefix + ("length" if kind == "capsule" else "size"))
+            extent = getattr(self, prefix + {"capsule": "length", "box": "size", "ellipsoid": "semi_axes"}[kind])
         return Solid(pose.point(getattr(self, f"{prefix}point")), orientation, getattr(self, f"{prefix}radius"), extent)
 
     def touch(self, motions: tuple[Motion, ...]) -> Touch:
@@ -388,8 +402,8 @@ def _describe(contact: Contact, argument: str, shape: Shape | HeightField | None
                 values |= {"orientation": shape.orientation, extent: getattr(shape, extent)}
             return kind, values
     raise ValueError(
-        f"{type(contact).__name__}: got {argument}={type(shape).__name__}; allowed: Sphere, Capsule and Box. For others, make one contact "
-        "for each of shape.contact_points(), or write a contact with a `signed_distance` of your own"
+        f"{type(contact).__name__}: got {argument}={type(shape).__name__}; allowed: Sphere, Capsule, Box and Ellipsoid. For others, "
+        "td.near_contacts, one contact for each of shape.contact_points(), or a contact with a `signed_distance` of your own"
     )
 
 

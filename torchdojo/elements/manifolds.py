@@ -15,7 +15,7 @@ from torch import Tensor
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, NonlinearContact
 from torchdojo.elements.joints import Joint
-from torchdojo.geometry.shapes import Box, Capsule, Shape, Sphere
+from torchdojo.geometry.shapes import Box, Capsule, Ellipsoid, Shape, Sphere
 from torchdojo.quaternion import rotate
 
 __all__ = ["contact_manifold", "contacts_between"]
@@ -44,7 +44,8 @@ def contact_manifold(
     points would feel the edge of an equal box below them in every direction.
 
     Args:
-        a, b: names of the bodies; b None: the world. shape_a, shape_b: `Sphere`, `Capsule` or `Box` in their frames.
+        a, b: names of the bodies; b None: the world. shape_a, shape_b: `Sphere`, `Capsule`, `Box` or `Ellipsoid` in their
+            frames.
         model: contact class (or a function with its arguments). arguments: of the model, the same for all (`friction=...`).
         corner_radius: of boxes' corners [m]; default: 2 % of the shortest edge. 0: sharp.
 
@@ -56,7 +57,7 @@ def contact_manifold(
     """
     label = f"{a}_{'world' if b is None else b}"
     contacts = {f"{label}_nearest": model(a, shape=shape_a, other=b, other_shape=shape_b, **arguments)}
-    if isinstance(shape_a, Sphere) or isinstance(shape_b, Sphere):
+    if any(isinstance(shape, Sphere | Ellipsoid) for shape in (shape_a, shape_b)):
         return contacts
     for suffix, first, mine, second, theirs in (("a", a, shape_a, b, shape_b), ("b", b, shape_b, a, shape_a)):
         if isinstance(mine, Capsule):

@@ -6,6 +6,8 @@ Which term a slot has is a number of the contact, `term`, that may differ betwee
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -87,13 +89,21 @@ class NearContact(NonlinearContact):
 
 
 def near_contacts(
-    a: str, shape_a: Shape, b: str | None, shape_b: Shape, *, slots: int = 16, radius: float | None = None, **arguments: Any
+    a: str,
+    shape_a: Shape | Sequence[Shape],
+    b: str | None,
+    shape_b: Shape | Sequence[Shape],
+    *,
+    slots: int = 16,
+    radius: float | None = None,
+    **arguments: Any,
 ) -> dict[str, NearContact]:
     """Contacts through which two convex shapes touch wherever they are near each other: corners, edges and faces.
 
     Args:
-        a, b: names of the bodies; b None: the world. shape_a, shape_b: in their frames; as in `polytope_of`.
-        slots: places of contact at a time. Boxes that lie on each other have up to 16, cylinders and hulls more.
+        a, b: names of the bodies; b None: the world. shape_a, shape_b: in their frames; as in `polytope_of`. Several, such as
+            the pieces of `td.decompose`, touch each with each.
+        slots: places of contact at a time, of two shapes. Boxes that lie on each other have up to 16, cylinders and hulls more.
         radius: of sharp edges [m]; default: a hundredth of a shape's smallest extent, from 0.1 to 1 mm.
         arguments: friction and laws of `NearContact`, the same for all.
 
@@ -105,6 +115,12 @@ def near_contacts(
     """
     if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
         raise ValueError(f"slots: got {slots!r}; allowed: a whole number of 1 or more")
-    shapes = polytope_of(shape_a, radius), polytope_of(shape_b, radius)
-    label = f"{a}_{'world' if b is None else b}"
-    return {f"{label}_near{i}": NearContact(a, shapes=shapes, other=b, **arguments) for i in range(slots)}
+    one, two = ([polytope_of(each, radius) for each in ([given] if isinstance(given, Shape) else given)] for given in (shape_a, shape_b))
+    if not one or not two:
+        raise ValueError(f"near_contacts of {a!r} and {b or 'world'!r}: got no shapes; allowed: a shape, or some of them")
+    label, several = f"{a}_{'world' if b is None else b}", len(one) * len(two) > 1
+    return {
+        f"{label}{f'_{i}_{j}' if several else ''}_near{k}": NearContact(a, shapes=(p, q), other=b, **arguments)
+        for (i, p), (j, q) in itertools.product(enumerate(one), enumerate(two))
+        for k in range(slots)
+    }

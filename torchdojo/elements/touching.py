@@ -20,13 +20,13 @@ from torchdojo.elements.contacts import Contact, LinearContact
 from torchdojo.elements.joints import Fixed, Floating, Joint
 from torchdojo.elements.manifolds import SHARP, contact_manifold
 from torchdojo.geometry.heights import HeightField
-from torchdojo.geometry.shapes import Box, Capsule, Shape, Sphere
+from torchdojo.geometry.shapes import Box, Capsule, Ellipsoid, Shape, Sphere
 from torchdojo.geometry.world import Plane, World
 from torchdojo.parameters import warn_user
 
 __all__ = ["Filter", "Made", "Pair", "Solids", "Touching", "added", "contacts_of", "own_part", "removed", "selected", "shape_contacts"]
 
-PAIRED = (Sphere, Capsule, Box)
+PAIRED = (Sphere, Capsule, Box, Ellipsoid)
 MOST_NAMED = 6  # pairs that a message names
 Names = tuple[str, str]
 
@@ -88,8 +88,8 @@ class Made(NamedTuple):
         said = []
         if self.left_out:
             said.append(
-                f"no contacts between {_listed(self.left_out)}: spheres, capsules and boxes touch each other, other shapes touch planes, "
-                "and boxes by their points"
+                f"no contacts between {_listed(self.left_out)}: spheres, capsules, boxes and ellipsoids touch each other, other shapes "
+                "touch planes, and boxes by their points"
             )
         if self.by_points:
             said.append(f"only points of one shape, and no edges or faces, touch the other between {_listed(self.by_points)}")
@@ -281,7 +281,8 @@ def contacts_of(solids: Solids, pairs: Iterable[Pair], model: Callable[..., Cont
         if missing and pair.asked:
             raise ValueError(
                 f"contacts: the pair {(pair.body, pair.other)!r} has {', '.join(dict.fromkeys(missing))}, which have no contacts with each "
-                "other; allowed: spheres, capsules and boxes with each other, and shapes with contact points on planes and boxes"
+                "other; allowed: spheres, capsules, boxes and ellipsoids with each other, other shapes with contact points on planes "
+                "and boxes"
             )
         label = f"{pair.body}-{pair.other}"
         if missing and shapes and others:  # a body without any shape has nothing to touch with
@@ -296,8 +297,8 @@ def shape_contacts(
 ) -> Touching | None:
     """Contacts of two shapes by names that begin with "body_label"; None where there are none of these kinds.
 
-    Spheres, capsules and boxes touch each other, as `contact_manifold` says. Every shape with contact points touches planes at these, and
-    boxes and height fields, where edges and faces of the shape are not felt.
+    Spheres, capsules, boxes and ellipsoids touch each other, as `contact_manifold` says. Every shape with contact points touches planes at
+    these, and boxes and height fields, where edges and faces of the shape are not felt.
 
     Args:
         body, a: name of a body, and its shape. other, b: another body and its shape, or None and a shape or plane of the world.
@@ -308,7 +309,8 @@ def shape_contacts(
         return _at_points(label, body, a, model, {**arguments, "normal": b.normal, "offset": b.offset}, False)
     if isinstance(b, HeightField):
         return _at_points(label, body, a, model, {**arguments, "other_shape": b}, not isinstance(a, Sphere))
-    if isinstance(a, PAIRED) and isinstance(b, PAIRED):
+    kinds = {type(a), type(b)}
+    if isinstance(a, PAIRED) and isinstance(b, PAIRED) and kinds != {Box, Ellipsoid}:  # at a box's edges, fast ellipsoids find no step
         made = contact_manifold(body, a, other, b, model=model, **arguments)
         start = f"{body}_{other or 'world'}"
         return Touching({f"{label}{name.removeprefix(start)}": contact for name, contact in made.items()}, False)

@@ -1,23 +1,24 @@
-"""Pairs of shapes: signed distance, unit normal and nearest point of spheres, capsules and boxes, smooth in their poses and sizes.
+"""Pairs of shapes: signed distance, unit normal and nearest point of spheres, capsules, boxes and ellipsoids, smooth in poses and sizes.
 
-Autograd differentiates these closed forms, and nothing iterates. Where nearest points are not unique (parallel capsules, boxes face to
-face), a small regularization decides, so that they move continuously.
+Autograd differentiates these closed forms; only pairs with an ellipsoid iterate (ellipsoids.py). Where nearest points are not unique
+(parallel capsules, boxes face to face), a small regularization decides, so that they move continuously.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.geometry.distance import point_box, segment_box, segment_point, segment_segment, separation
+from torchdojo.geometry.ellipsoids import ellipsoid_nearest
+from torchdojo.geometry.solids import Solid, Witness
 
 __all__ = ["KINDS", "Solid", "Witness", "nearest"]
 
-KINDS = ("sphere", "capsule", "box")
+KINDS = ("sphere", "capsule", "box", "ellipsoid")
 # Two boxes: |cos| between an axis and an edge below which the edge counts as lying across the axis. Below it, the nearest point moves from
 # one end of the edge to the other. The distance is rounded to match, by at most a quarter of FLAT times the edge (50 µm for 10 cm). Boxes
 # that come to lie flat take 3 to 9 iterations per step from 1e-3 on, and hundreds at 1e-4.
@@ -26,45 +27,13 @@ PARALLEL_EDGES = 1e-6  # sin² of the angle between two edges below which their 
 PREFER_FACES = 1e-9  # [m] by which an axis across two edges must beat a face; the smaller box's face must beat the other's by half of it
 
 
-class Solid(NamedTuple):
-    """A shape in space: position of its center (..., 3) [m], orientation (..., 4), rounding radius (...,) [m] and extent [m].
-
-    The extent is the length (...,) of a capsule's segment along its z axis, or the edges (..., 3) of a box. A sphere does not use it.
-    """
-
-    position: Tensor
-    orientation: Tensor
-    radius: Tensor
-    extent: Tensor
-
-    @property
-    def half_vector(self) -> Tensor:
-        """Vector from the center to an end of a capsule's segment, (..., 3)."""
-        along = torch.zeros_like(self.position)
-        along[..., 2] = 1
-        return 0.5 * self.extent[..., None] * quat.rotate(self.orientation, along)
-
-    def to_local(self, point: Tensor) -> Tensor:
-        return quat.inverse_rotate(self.orientation, point - self.position)
-
-
-class Witness(NamedTuple):
-    """Signed distance φ (...,) [m] of two shapes, unit normal (..., 3) from b to a, and the nearest point (..., 3) on the surface of a.
-
-    The nearest point on b is `point` − φ `normal`.
-    """
-
-    distance: Tensor
-    normal: Tensor
-    point: Tensor
-
-
 def nearest(kind_a: str, kind_b: str, a: Solid, b: Solid) -> Witness:
     """Nearest points of two solids of `KINDS`, all in the same frame.
 
     Distances are Euclidean and signed, with a negative sign where shapes overlap. The depth is exact until a sphere's center, or a
     capsule's segment, enters the other shape. The distance of two boxes is the separation along the best of 15 axes. Where corners or ends
-    of edges are nearest, the separation is less than the Euclidean distance, but it always has the same sign.
+    of edges are nearest, the separation is less than the Euclidean distance, but it always has the same sign. Beside
+    ellipsoids, boxes have rounded edges.
     """
     if KINDS.index(kind_a) > KINDS.index(kind_b):
         flipped = nearest(kind_b, kind_a, b, a)
@@ -156,6 +125,10 @@ def _box_box(a: Solid, b: Solid) -> Witness:
     return Witness(distance, normal, torch.where((best >= 6)[..., None], crossing, point))
 
 
+def _with_ellipsoid(kind: str) -> Callable[[Solid, Solid], Witness]:
+    return lambda a, b: Witness(*ellipsoid_nearest(kind, a, b))
+
+
 def _rounded(cosine: Tensor) -> Tensor:
     """|cosine| with a parabola in place of the kink, scaled so that 1 stays 1. Its derivative is `_slope`, up to that scale."""
     size = cosine.abs()
@@ -173,4 +146,5 @@ _PAIRS: dict[tuple[str, str], Callable[[Solid, Solid], Witness]] = {
     ("capsule", "capsule"): _capsule_capsule,
     ("capsule", "box"): _capsule_box,
     ("box", "box"): _box_box,
+    **{(kind, "ellipsoid"): _with_ellipsoid(kind) for kind in KINDS},
 }

@@ -245,7 +245,8 @@ def _shape(fields: dict[str, Tensor], kind: str, prefix: str) -> Tensor:
     values = {"point": fields[f"{prefix}point"], "radius": fields[f"{prefix}radius"]}
     if kind != "sphere":
         values["orientation"] = normalize(fields[f"{prefix}orientation"])
-        values["half"] = 0.5 * fields[f"{prefix}{'length' if kind == 'capsule' else 'size'}"]
+        name, share = {"capsule": ("length", 0.5), "box": ("size", 0.5), "ellipsoid": ("semi_axes", 1.0)}[kind]
+        values["half"] = share * fields[f"{prefix}{name}"]
     return _join(SHAPES[kind], values)
 
 

@@ -15,7 +15,7 @@ from torchdojo.elements import contact, couplings, hard_maps, joint_cones, path_
 from torchdojo.elements.contacts import ImpactContact, LinearContact, NonlinearContact
 from torchdojo.elements.element import Element
 from torchdojo.elements.near_contact import NearContact
-from torchdojo.geometry import distance, near_terms, pairs
+from torchdojo.geometry import distance, ellipsoids, near_terms, pairs
 from torchdojo.gradients import checks, hard_limit
 from torchdojo.solver import continuation, interior_point, kkt, path_newton, solution, speed, start_level
 from torchdojo.solver.options import GradientMode, Status
@@ -256,11 +256,12 @@ CONTACT_PARAMETERS = numbers(point=3, radius=1, offset=1, normal=3, tangents=6, 
 COUPLING_PARAMETERS = numbers(ratio=1, offset=1)
 # Of each actuator, then a range (lower, upper) of each input: the numbers of a law (actuation.py).
 ACTUATOR_PARAMETERS = numbers(gear=1, gain=3, bias=3, length0=1, ctrlrange=2, forcerange=2, carried_damping=1)
-#: Kind of a shape -> its numbers, behind those of its contact. `half`: half the segment of a capsule, half the edges of a box.
+#: Kind of a shape -> its numbers, behind those of its contact. `half`: half the segment of a capsule, half the edges of a box, semi-axes.
 SHAPES = {
     "sphere": numbers(point=3, radius=1),
     "capsule": numbers(point=3, radius=1, orientation=4, half=1),
     "box": numbers(point=3, radius=1, orientation=4, half=3),
+    "ellipsoid": numbers(point=3, radius=1, orientation=4, half=3),
     "surface": numbers(normal=3, offset=1),
     "polytope": numbers(term=3, fading=1),  # the core itself is constant, in the table of polytopes
     "heights": numbers(origin=2, cell=2),  # contacts share the samples, which stand behind the parameters of all elements
@@ -380,6 +381,11 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
         "flat": pairs.FLAT,
         "parallel_edges": pairs.PARALLEL_EDGES,
         "prefer_faces": pairs.PREFER_FACES,
+        "box_rounding": ellipsoids.BOX_ROUNDING,
+        "newton_iterations": ellipsoids.ITERATIONS,
+        "newton_halvings": ellipsoids.HALVINGS,
+        "longest_turn": ellipsoids.LONGEST,
+        "settled_turn": ellipsoids.SETTLED,
         "shape_sizes": tuple(size(layout) for layout in SHAPES.values()),
         "most_numbers": max(size(layout) for layout in SHAPES.values()),
     },

@@ -59,9 +59,9 @@ def combine(
         parts, named: mechanisms, bodies with or without shapes, fixed shapes in the world frame, planes (`td.Plane`), by name.
         contacts: which bodies touch each other, besides the contacts that mechanisms bring with them. "all": every body those of other
             parts, the fixed shapes and the planes. A list of pairs of names of parts, bodies or patterns, or a `td.Filter`. None: none.
-            Spheres, capsules and boxes touch each other. A plane touches every shape with contact points, and so does a box, which then
-            feels no edges or faces of that shape. A warning names pairs without contacts, or with points alone. A pair without contacts
-            raises if both its bodies are named. Bodies that a mechanism lets touch already keep these contacts.
+            Spheres, capsules, boxes and ellipsoids touch each other. A plane touches every shape with contact points, and so does a box,
+            which then feels no edges or faces of that shape. A warning names pairs without contacts, or with points alone. A pair without
+            contacts raises if both its bodies are named. Bodies that a mechanism lets touch already keep these contacts.
         friction: Coulomb coefficient of the contacts made here; None for a model without one. model: their class, or a function with its
             arguments.
         timestep, gravity, options: of the scene. None: those of the mechanisms, which then must have the same.

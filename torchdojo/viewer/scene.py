@@ -36,7 +36,12 @@ SHAPES: dict[type[Shape], tuple[str, tuple[str, ...]]] = {
     Ellipsoid: ("ellipsoid", ("semi_axes",)),
 }
 #: The same for shapes of the world that a contact carries: the attributes are its fields.
-OTHER = {"sphere": ("other_radius",), "box": ("other_size",), "capsule": ("other_radius", "other_length")}
+OTHER = {
+    "sphere": ("other_radius",),
+    "box": ("other_size",),
+    "capsule": ("other_radius", "other_length"),
+    "ellipsoid": ("other_semi_axes",),
+}
 
 
 @dataclass(frozen=True)

@@ -68,9 +68,10 @@ def load_mjcf(
             capsule: 2, box: 8, cylinder: 2 `rim_points`, ellipsoid: 18, mesh: at most `mesh_points`). Their names are ``<geom>_<i>``, or
             ``<body>_<n>_<i>`` for the body's n-th geom without a name. Points inside another ball of the same link, and points whose height
             no joint can change, are left out. "all": bodies touch each other and fixed geoms of the world, too, where MuJoCo lets them
-            (contype, conaffinity, <exclude>, <pair>, parent filter). Spheres, capsules and boxes do, and other geoms with boxes by their
-            points; the report names the rest. Each contact costs time, so "collision" is the default. A `td.Filter` of names of bodies and
-            geoms of the world leaves out pairs. None or an empty mapping: no contact. A mapping as in `load_urdf`; a link is an MJCF body.
+            (contype, conaffinity, <exclude>, <pair>, parent filter). Spheres, capsules, boxes and ellipsoids do, and other geoms with boxes
+            by their points; the report names the rest. Each contact costs time, so "collision" is the default. A `td.Filter` of names of
+            bodies and geoms of the world leaves out pairs. None or an empty mapping: no contact. A mapping as in `load_urdf`; a link is an
+            MJCF body.
         friction: coefficient of the contacts made here; None: MuJoCo's, from both geoms. Geoms of condim 1 have no friction.
         merge_fixed_joints: bodies without joints become part of what carries them. False: bodies of their own, on `Fixed` joints.
         ignore: names of equality constraints to leave out without a word.

@@ -21,6 +21,19 @@ struct Dual {
     }
 };
 
+template <class T>
+TD_INLINE T value(const T &a) {
+    return a;
+}
+template <class T>
+TD_INLINE T value(const Dual<T> &a) {
+    return a.v;
+}
+template <class T>
+TD_INLINE Vec3<T> value(const Vec3<Dual<T>> &a) {
+    return {a.x.v, a.y.v, a.z.v};
+}
+
 template <class T, class F, class G>
 TD_INLINE Dual<T> make_dual(const F &value, const G &derivative) {
     Dual<T> r;

@@ -1,15 +1,14 @@
-// Nearest points of spheres, capsules and boxes for any scalar S: T, or Dual over T. torchdojo/geometry/distance.py and pairs.py say why.
+// Nearest points of spheres, capsules, boxes and ellipsoids for any scalar S: T, or Dual over T. torchdojo/geometry/distance.py and pairs.py say why.
 #pragma once
 
-#include "base/dual.hpp"
-#include "torchdojo_tables.hpp"
+#include "base/ellipsoid.hpp"
 
 namespace torchdojo {
 namespace geometry {
 
 constexpr int numbers(int kind) { return shape_sizes[kind]; }  // count in the packed parameters
 
-// A shape in space. Its extent is half the length of a capsule's segment along its z axis, or half the edges of a box.
+// A shape in space. Its extent is half the length of a capsule's segment along its z axis, half the edges of a box, or the semi-axes.
 template <class S>
 struct Solid {
     Vec3<S> position;
@@ -203,6 +202,7 @@ struct Shapes {
             w.normal = -w.normal;
             return w;
         }
+        if (kind_b == ellipsoid) return ellipsoid_nearest<T, S, Shapes, Shapes<T, T>>(kind_a, a, b);
         if (kind_b == sphere) return of_points(a.position, b.position, a, b);
         if (kind_a == sphere && kind_b == capsule) {
             const Vec3<S> u = half_vector(b);

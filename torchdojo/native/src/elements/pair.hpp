@@ -53,7 +53,7 @@ geometry::Solid<S> solid(int kind, const P *p, const Vec3<S> &x, const Mat3<S> &
     result.radius = S(p[parameter::shape::radius]);
     if (kind == geometry::sphere) return result;
     result.rotation = R * lift<S>(rotation_matrix(load4(p + parameter::shape::orientation)));
-    for (int k = 0; k < (kind == geometry::box ? 3 : 1); ++k) result.half[k] = S(p[parameter::shape::half + k]);
+    for (int k = 0; k < (kind == geometry::capsule ? 1 : 3); ++k) result.half[k] = S(p[parameter::shape::half + k]);
     return result;
 }
 
@@ -111,8 +111,13 @@ geometry::Witness<S> witness(const PairTable &pair, const Vec3<S> &xa, const Mat
         return geometry::Shapes<T, S>::nearest(pair.kind_a, pair.kind_b, a, b);
     }
     geometry::Witness<S> result;
-    const Vec3<S> centre = xa + Ra * load3(shape_a);
     result.normal = Rb * load3(shape_b);
+    Vec3<S> centre = xa + Ra * load3(shape_a);
+    if (pair.kind_a == geometry::ellipsoid) {
+        S h;
+        const auto a = solid(pair.kind_a, shape_a, xa, Ra);
+        centre = centre - geometry::EllipsoidPair<T, S, geometry::Shapes<T, S>>::end(a, result.normal, h);
+    }
     result.distance = dot(result.normal, centre - xb) - shape_b[parameter::surface::offset] - shape_a[parameter::shape::radius];
     result.point = centre - shape_a[parameter::shape::radius] * result.normal;
     return result;
