@@ -12,7 +12,7 @@ class SlotRows {
 public:
     const int64_t first;
     int64_t last;
-    std::vector<int32_t> kept;  // slots of each group in the part: the most of any environment
+    std::vector<int32_t> kept;  // slots of each group in the part: room for the most terms of any environment
 
     // Takes environments from `first` on that fill the lanes, and those behind them that need no more slots.
     SlotRows(const MechanismTable &m, const Slots &slots, const TdRollout &r, int64_t first, int64_t end)
@@ -25,7 +25,7 @@ public:
                 slots.sort(r.parameters + n * r.parameter_stride, &order[order.size() - slots.size()], &counts[counts.size() - groups]);
                 const bool more = !std::equal(count, count + groups, kept.begin(), [](int32_t a, int32_t b) { return a <= b; });
                 if (n - first >= pack_lanes && more) break;
-                for (int g = 0; g < groups; ++g) kept[g] = std::max(kept[g], count[g]);
+                for (int g = 0; g < groups; ++g) kept[g] = std::max(kept[g], slots.room(g, count[g]));
             }
             last = n + 1;
         }
