@@ -14,20 +14,23 @@ public:
     int64_t last;
     std::vector<int32_t> kept;  // slots of each group in the part: room for the most terms of any environment
 
-    // Takes environments from `first` on that fill the lanes, and those behind them that need no more slots.
+    // Takes environments from `first` on that fill the lanes, and those behind them for which a part that is not much larger is enough: a
+    // new part costs as much as some steps.
     SlotRows(const MechanismTable &m, const Slots &slots, const TdRollout &r, int64_t first, int64_t end)
         : first(first), last(first), kept(slots.num_groups()), table(m), slots(slots), whole(r) {
         const int groups = slots.num_groups();
-        for (int64_t n = first; n < end; ++n) {
-            if (r.parameter_stride || n == first) {
-                order.resize(order.size() + slots.size()), counts.resize(counts.size() + groups);
-                const int32_t *count = &counts[counts.size() - groups];
-                slots.sort(r.parameters + n * r.parameter_stride, &order[order.size() - slots.size()], &counts[counts.size() - groups]);
-                const bool more = !std::equal(count, count + groups, kept.begin(), [](int32_t a, int32_t b) { return a <= b; });
-                if (n - first >= pack_lanes && more) break;
-                for (int g = 0; g < groups; ++g) kept[g] = std::max(kept[g], slots.room(g, count[g]));
-            }
-            last = n + 1;
+        std::vector<int32_t> wider(groups);
+        int64_t most = 0;
+        for (int64_t n = first; n < end; last = ++n) {
+            if (!r.parameter_stride && n > first) continue;
+            order.resize(order.size() + slots.size()), counts.resize(counts.size() + groups);
+            int32_t *count = &counts[counts.size() - groups];
+            slots.sort(r.parameters + n * r.parameter_stride, &order[order.size() - slots.size()], count);
+            int64_t total = 0;
+            for (int g = 0; g < groups; ++g) total += wider[g] = std::max(kept[g], slots.room(g, count[g]));
+            if (n - first < pack_lanes) most = total + total / 2 + 4;
+            else if (total > most) break;
+            kept = wider;
         }
     }
 
@@ -109,12 +112,13 @@ public:
         put(Slots::unknowns, whole.w_steps, w.data(), to);
         put(Slots::impulses, periods, impulses.data(), out);
         constexpr double gap = 2.0 * constant::near_terms::reach;
+        double impulse[4] = {kappa / gap}, slack[4] = {gap}, friction = -1.0;
         for (int64_t n = 0; n < size(); ++n) {
             const double *p = whole.parameters + (first + n) * whole.parameter_stride;
             const int64_t *status = whole.status + (first + n) * stored;
             slots.each_empty(order_of(n), count_of(n), [&](const Slots::Run *run, const ContactTable &contact) {
-                double impulse[4] = {kappa / gap}, slack[4] = {gap};
-                Disc<double>::start(p[contact.parameters + parameter::friction] * impulse[0], 0.0, 0.0, kappa, impulse + 1, slack + 1);
+                const double mu = p[contact.parameters + parameter::friction];
+                if (mu != friction) Disc<double>::start(mu * impulse[0], 0.0, 0.0, kappa, impulse + 1, slack + 1), friction = mu;
                 const auto fill = [](double *at, const double *values, double scale) {
                     for (int k = 0; k < 4; ++k) at[k] = scale * values[k];
                 };

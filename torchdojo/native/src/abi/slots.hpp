@@ -69,8 +69,12 @@ public:
     int size() const { return int(slots.size()); }
     int num_groups() const { return int(groups.size()); }  // of slots that may take each other's place
 
-    // Slots that a part has of a group for `count` terms: in fours, so that few parts are enough while terms come and go.
-    int32_t room(int group, int32_t count) const { return std::min(int32_t(groups[group].size()), (count + 3) / 4 * 4); }
+    // Slots that a part has of a group for `count` terms: 4, 8, 16, ..., so that few parts are enough while terms come and go.
+    int32_t room(int group, int32_t count) const {
+        int32_t room = count ? 4 : 0;
+        while (room < count) room *= 2;
+        return std::min(int32_t(groups[group].size()), room);
+    }
 
     // The slots of an environment, those with terms first in each group, and how many of each group have terms.
     void sort(const double *p, int32_t *order, int32_t *count) const {
