@@ -46,19 +46,29 @@ class Schedule:
 
 
 def schedule(
-    sizes: Sequence[int], edges: Iterable[tuple[int, int]], *, indefinite: Iterable[int] = (), whole: Iterable[int] = ()
+    sizes: Sequence[int],
+    edges: Iterable[tuple[int, int]],
+    *,
+    indefinite: Iterable[int] = (),
+    whole: Iterable[int] = (),
+    rare: Iterable[tuple[int, int]] = (),
 ) -> Schedule:
     """Schedule for blocks of `sizes`, coupled by `edges` in either direction, repeated or not. Diagonal blocks always exist.
 
     `indefinite` nodes are constraints, whose diagonal block may be zero. A constraint is eliminated only when the blocks eliminated before
     make its diagonal block invertible. This assumes that the other blocks are definite and that a constraint has full row rank in each
     neighbor. A `whole` constraint has full row rank only in all its neighbors together, and comes after all of them.
+
+    `rare` edges have blocks as others do, but most of the time these are zero: the order is that without them.
     """
     sizes = tuple(operator.index(size) for size in sizes)
     if any(size < 1 for size in sizes):
         raise ValueError(f"sizes of blocks must be at least 1, got {min(sizes)} at node {sizes.index(min(sizes))}")
+    edges, rare = list(edges), list(rare)
     graph = _Graph(sizes, edges, *(frozenset(operator.index(node) for node in nodes) for nodes in (indefinite, whole)))
     order, later, fill = graph.eliminate()
+    if rare:
+        order, later, fill = _Graph(sizes, edges + rare, frozenset(), frozenset()).eliminate(order)
     return _layout(sizes, order, later, fill)
 
 
@@ -86,8 +96,8 @@ class _Graph:
         """Number of neighbors of i, other than j, that are no neighbors of j."""
         return (self.adjacent[i] & ~self.adjacent[j] & ~(1 << j)).bit_count()
 
-    def eliminate(self) -> tuple[list[int], list[int], int]:
-        """Order, later neighbors of each node, and number of edges filled in, by greedy minimum fill-in."""
+    def eliminate(self, given: Sequence[int] = ()) -> tuple[list[int], list[int], int]:
+        """Order, later neighbors of each node, and number of edges filled in, by greedy minimum fill-in or in the order `given`."""
         remaining = list(range(len(self.sizes)))
         order: list[int] = []
         later = [0] * len(self.sizes)
@@ -97,7 +107,7 @@ class _Graph:
             return self.fill[node], self.adjacent[node].bit_count(), self.sizes[node], node
 
         while remaining:
-            best = min(remaining, key=cost)
+            best = given[len(order)] if given else min(remaining, key=cost)
             if not self.constraints.ready(best):
                 best = next(node for node in sorted(remaining, key=cost) if self.constraints.ready(node))
             remaining.remove(best)

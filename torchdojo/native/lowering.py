@@ -177,14 +177,17 @@ class _Lowering:
                 if joint.held:
                     indefinite.append(joint.node)
         # Contacts between bodies couple them directly.
-        touching = [tuple(p.group.body_index[member].tolist()) for p, member in self.contacts if p.group.body_index.shape[1] > 1]
-        added = [pair for pair in sorted(set(touching)) if max(pair) < self.world]
+        near: tuple[set, set] = set(), set()
+        for piece, member in self.contacts:
+            if piece.group.body_index.shape[1] > 1:
+                near[isinstance(piece.group.template, NearContact)].add(tuple(piece.group.body_index[member].tolist()))
+        added, rare = ([pair for pair in sorted(pairs) if max(pair) < self.world] for pairs in near)
         self.coupling_nodes = range(len(sizes), len(sizes) + len(self.couplings))
         sizes += [1] * len(self.couplings)
         for node, (piece, member) in zip(self.coupling_nodes, self.couplings, strict=True):
             added += [(body, node) for body in sorted(set(piece.group.body_index[member].tolist())) if body < self.world]
         nodes = self.coupling_nodes
-        self.schedule = graph.schedule(sizes, edges + added, indefinite=[*indefinite, *nodes], whole=nodes)
+        self.schedule = graph.schedule(sizes, edges + added, indefinite=[*indefinite, *nodes], whole=nodes, rare=rare)
         # Blocks that are filled in, or that several elements add to, are set to zero first.
         fill = sorted(set(self.schedule.offset) - {pair for i, j in edges for pair in ((i, j), (j, i))})
         self.fill = [row(FILL, offset=self.schedule.offset[i, j], count=sizes[i] * sizes[j]) for i, j in fill]

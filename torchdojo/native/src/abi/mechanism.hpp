@@ -76,27 +76,22 @@ struct MultiplierTable {
     int32_t row, right, diagonal;  // positions in w, in the right-hand side, and of the row's own entry in the condensed matrix
 };
 
-struct MechanismTable : rows::Head {
+// What the rows say.
+struct Tables : rows::Head {
     std::vector<BodyTable> bodies;
     std::vector<JointTable> joints;
     std::vector<ContactTable> contacts;
     std::vector<JointConeTable> joint_cones;
     std::vector<PairTable> pairs;
     std::vector<CoupleTable> couples;
-    std::vector<ContactTable> frictions;  // first the frictions of contacts, then the couples
     std::vector<CouplingTable> couplings;
     std::vector<double> polytope_numbers;
     std::vector<Polytope> polytopes;
     std::vector<TreeTable> tree;  // the spanning tree, from the world outward; empty where it does not reach a body
-    std::vector<MultiplierTable> multipliers;
-    std::vector<int32_t> equations;  // positions in w of all rows except balance and complementarity
     std::vector<int32_t> impulses;  // positions in w of StepOutput.impulses
     std::vector<Fill> fill;  // blocks that are zero in the matrix and nonzero in its factors
-    std::vector<char> is_free;  // per body: no joint holds it, limits it, rubs on it or is coupled
-    std::vector<char> is_braced;  // per friction: of a contact with the world, on a body that several such contacts hold
-    Schedule schedule;
 
-    MechanismTable(const int32_t *table, const int32_t *schedule_table) : schedule(schedule_table) {
+    explicit Tables(const int32_t *table) {
         const int32_t *p = read<rows::Head>(table, *this);
         p = read<rows::Body>(p, bodies, num_bodies);
         p = read<rows::Joint>(p, joints, num_joints);
@@ -113,6 +108,42 @@ struct MechanismTable : rows::Head {
             std::memcpy(polytope_numbers.data(), p, num_polytope_words * sizeof(int32_t));
             read_polytopes();
         }
+    }
+
+private:
+    void read_polytopes() {
+        const double *p = polytope_numbers.data();
+        for (int n = int(*p++); n; --n) {
+            Polytope core{int(p[0]), int(p[1]), int(p[2]), p[3], p + 4};
+            core.face = core.vertex + 3 * core.vertices, core.edge = core.face + 4 * core.faces;
+            polytopes.push_back(core), p = core.edge + Polytope::edge_size * core.edges;
+        }
+        for (PairTable &pair : pairs)
+            if (pair.core_a >= 0) pair.cores[0] = &polytopes[pair.core_a], pair.cores[1] = &polytopes[pair.core_b];
+    }
+    template <class Row>
+    static const int32_t *read(const int32_t *p, Row &row) {
+        std::memcpy(&row, p, sizeof(Row));
+        return p + sizeof(Row) / sizeof(int32_t);
+    }
+    template <class Row, class Table>
+    static const int32_t *read(const int32_t *p, std::vector<Table> &rows, int count) {
+        rows.reserve(count);
+        for (Row row; count > 0; --count) p = read(p, row), rows.push_back(Table{row});
+        return p;
+    }
+};
+
+// A mechanism: its tables, and what follows from them.
+struct MechanismTable : Tables {
+    std::vector<ContactTable> frictions;  // first the frictions of contacts, then the couples
+    std::vector<MultiplierTable> multipliers;
+    std::vector<int32_t> equations;  // positions in w of all rows except balance and complementarity
+    std::vector<char> is_free;  // per body: no joint holds it, limits it, rubs on it or is coupled
+    std::vector<char> is_braced;  // per friction: of a contact with the world, on a body that several such contacts hold
+    Schedule schedule;
+
+    MechanismTable(Tables &&tables, const int32_t *schedule_table) : Tables(std::move(tables)), schedule(schedule_table) {
         frictions = contacts;
         for (const CoupleTable &couple : couples) frictions.push_back(couple.friction);
         for (const JointTable &joint : joints)
@@ -152,29 +183,6 @@ struct MechanismTable : rows::Head {
         for (const JointTable &joint : joints)
             if (joint.size) count += 150 + 50 * joint.free();
         return count;
-    }
-
-private:
-    void read_polytopes() {
-        const double *p = polytope_numbers.data();
-        for (int n = int(*p++); n; --n) {
-            Polytope core{int(p[0]), int(p[1]), int(p[2]), p[3], p + 4};
-            core.face = core.vertex + 3 * core.vertices, core.edge = core.face + 4 * core.faces;
-            polytopes.push_back(core), p = core.edge + Polytope::edge_size * core.edges;
-        }
-        for (PairTable &pair : pairs)
-            if (pair.core_a >= 0) pair.cores[0] = &polytopes[pair.core_a], pair.cores[1] = &polytopes[pair.core_b];
-    }
-    template <class Row>
-    static const int32_t *read(const int32_t *p, Row &row) {
-        std::memcpy(&row, p, sizeof(Row));
-        return p + sizeof(Row) / sizeof(int32_t);
-    }
-    template <class Row, class Table>
-    static const int32_t *read(const int32_t *p, std::vector<Table> &rows, int count) {
-        rows.reserve(count);
-        for (Row row; count > 0; --count) p = read(p, row), rows.push_back(Table{row});
-        return p;
     }
 };
 

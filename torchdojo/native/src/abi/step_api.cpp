@@ -7,53 +7,13 @@
 #endif
 #if defined(__linux__)
 #include <sys/mman.h>
-#include <unistd.h>
 #endif
 
-#include "abi/worker.hpp"
-#include "gradient/joint_jacobian.hpp"
+#include "abi/handle.hpp"
 #include "base/subnormals.hpp"
 
 namespace torchdojo {
 namespace {
-
-// Bytes of the second cache of a core; 1 MB where the system does not tell.
-int64_t second_cache() {
-    int64_t bytes = 0;
-#if defined(_SC_LEVEL2_CACHE_SIZE)
-    bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-#endif
-    return bytes > 0 ? bytes : int64_t(1) << 20;
-}
-
-// Whether half the lanes are faster. Each iteration passes through all numbers several times, so numbers that leave the second cache come
-// from the third one several times. On an Intel Xeon with 2 MB, half the lanes cost 1.02 times as much for 50 balls and 0.95, 0.78 and 0.70
-// times for 60, 75 and 100 (`scripts/bench_chains.py`).
-bool is_narrow(const MechanismTable &m) {
-    constexpr double multiple = 1.25;  // of the second cache
-    return TD_NARROW && double(sizeof(Pack)) * double(m.numbers_in_use()) > multiple * double(second_cache());
-}
-
-struct Handle {
-    MechanismTable table;
-    Worker<double> one{table};
-    Worker<Pack> many{table};
-    Worker<Narrow> narrow{table};
-    const bool narrower;  // whether rollouts and their gradients use `narrow` in place of `many`
-
-    Handle(const int32_t *table, const int32_t *schedule) : table(table, schedule), narrower(is_narrow(this->table)) {}
-
-    int64_t lanes() const { return narrower ? torchdojo::lanes<Narrow> : pack_lanes; }
-
-    void forward(bool in_lanes, const Options &o, const TdRollout &r, int64_t first, int64_t last) {
-        in_lanes ? narrower ? narrow.forward(o, r, first, last) : many.forward(o, r, first, last) : one.forward(o, r, first, last);
-    }
-    void backward(bool in_lanes, const Options &o, double kappa, const TdRollout &r, const TdGradient &g, double *sum, int64_t first,
-                  int64_t last) {
-        const auto run = [&](auto &worker) { worker.backward(o, kappa, r, g, sum, first, last); };
-        in_lanes ? narrower ? run(narrow) : run(many) : run(one);
-    }
-};
 
 Options native_options(const TdOptions &o) {
     Options options;
@@ -172,8 +132,7 @@ void td_near_limit(void *handle, const TdOptions *o, const TdRollout *r, double 
     Handle &h = *static_cast<Handle *>(handle);
     const Options options = native_options(*o);
     in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
-        double *to = w + first * r->steps * h.table.num_unknowns;
-        many ? h.many.near_limit(options, *r, to, first, last) : h.one.near_limit(options, *r, to, first, last);
+        h.near_limit(many, options, *r, w + first * r->steps * h.table.num_unknowns, first, last);
     });
 }
 
@@ -183,26 +142,18 @@ void td_jacobian(void *handle, const TdOptions *o, const TdRollout *r, double *o
     const Options options = native_options(*o);
     const int64_t rows = int64_t(tangent_size) * h.table.num_bodies;
     expect(out, r->environments * rows * (rows + h.table.num_inputs));
-    const bool few_rows = h.table.num_bodies < 3;
-    in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
-        many &&few_rows ? h.many.jacobian(options, o->grad_kappa, *r, out, first, last)
-                        : h.one.jacobian(options, o->grad_kappa, *r, out, first, last);
-    });
+    in_parallel(r->environments, o->threads,
+                [&](int64_t first, int64_t last, bool many, int64_t) { h.jacobian(many, options, o->grad_kappa, *r, out, first, last); });
 }
 
 // out: (N, 2n, 2n + nu) of rollouts of one step from the states of x = (q, q̇), (N, 2n); zero where a step failed or was split.
 void td_minimal_jacobian(void *handle, const TdOptions *o, const TdRollout *r, const double *x, double *out) {
     Handle &h = *static_cast<Handle *>(handle);
     const Options options = native_options(*o);
-    // On the tree, lanes are environments. Elsewhere they are where the matrices and factors of several fit into the cache of about 1 MB,
-    // and rows of one environment otherwise. A small mechanism has too few rows to fill the lanes.
     const int64_t n = h.table.num_coordinates;
     expect(out, r->environments * 2 * n * (2 * n + h.table.num_inputs));
-    const bool on_tree = JointJacobian<Pack>::covers(h.table, options) && (r->grad_kappa || o->grad_kappa == options.kappa);
-    const bool in_cache = on_tree || 2 * sizeof(Pack) * size_t(h.table.schedule.num_values) < (size_t(1) << 19);
     in_parallel(r->environments, o->threads, [&](int64_t first, int64_t last, bool many, int64_t) {
-        many &&in_cache ? h.many.minimal_jacobian(options, o->grad_kappa, *r, x, out, first, last)
-                        : h.one.minimal_jacobian(options, o->grad_kappa, *r, x, out, first, last);
+        h.minimal_jacobian(many, options, o->grad_kappa, *r, x, out, first, last);
     });
 }
 
@@ -213,8 +164,7 @@ void td_linearize(void *handle, const TdOptions *o, const TdRollout *r, const do
 
 void td_map(void *handle, const TdMap *m) {
     Handle &h = *static_cast<Handle *>(handle);
-    in_parallel(m->environments, m->threads,
-                [&](int64_t first, int64_t last, bool many, int64_t) { many ? h.many.map(*m, first, last) : h.one.map(*m, first, last); });
+    in_parallel(m->environments, m->threads, [&](int64_t first, int64_t last, bool many, int64_t) { h.map(many, *m, first, last); });
 }
 
 void td_near_terms(void *handle, const TdNear *near) {

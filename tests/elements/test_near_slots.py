@@ -1,0 +1,97 @@
+"""Empty slots of near contacts: steps, derivatives and costs are those of the mechanism without them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchdojo as td
+from torchdojo.geometry.near_terms import REACH
+from torchdojo.native import graph, loader
+
+pytestmark = pytest.mark.skipif(not loader.available(), reason="needs the compiled kernel")
+
+BOX = td.Box((0.1, 0.08, 0.06))
+FLOOR = td.Box((4.0, 4.0, 0.2), position=(0.0, 0.0, -0.1))
+NAMES = [f"box{i}" for i in range(6)]
+OPTIONS = td.SolverOptions(residual_tol=1e-11)
+
+
+def boxes(pairs: list[tuple[int, int]], grounded: list[int], slots: int, **arguments: float) -> td.Mechanism:
+    """Boxes, of which the last two are joined by a hinge, with near contacts of these pairs, and a sphere under the fourth one."""
+    contacts: dict[str, td.Contact] = {}
+    for i in grounded:
+        contacts |= td.near_contacts(NAMES[i], BOX, None, FLOOR, slots=slots, **arguments)
+    contacts["foot"] = td.NonlinearContact(NAMES[3], point=(0.0, 0.0, -0.03), radius=0.01)
+    for i, j in pairs:
+        contacts |= td.near_contacts(NAMES[j], BOX, NAMES[i], BOX, slots=slots, **arguments)
+    joints = {"hinge": td.Revolute(NAMES[4], NAMES[5], axis=(0, 1, 0), parent_anchor=(0.06, 0, 0), child_anchor=(-0.06, 0, 0), damper=1e-3)}
+    return td.Mechanism({name: td.Body(1.0, shape=BOX) for name in NAMES}, joints, contacts, options=OPTIONS)
+
+
+def states(mech: td.Mechanism) -> Tensor:
+    """Boxes 1 on 0, 2 tilted above them, 3 apart, and 4 and 5 apart; the second environment differs in what touches."""
+    places = [(0, 0, 0.0302), (0.01, 0, 0.0904), (0, 0.01, 0.152), (0.5, 0, 0.0402), (1.0, 0, 0.0302)]
+    z = mech.initial_state(**{name: {"position": place} for name, place in zip(NAMES, places, strict=False)}).repeat(3, 1)
+    motion = torch.randn(3, 6, 13, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z.view(3, 6, 13)[:, :4, 3:6] += 0.05 * motion[:, :4, 3:6]
+    z.view(3, 6, 13)[1, 1:3, 2] += 0.05
+    z.view(3, 6, 13)[2, :, 2] += 0.3
+    return z
+
+
+FEW = ([(0, 1), (1, 2)], [0, 4, 5])
+MANY = (list(itertools.combinations(range(6), 2))[:-1], list(range(6)))  # but for the bodies of the hinge
+
+
+def test_far_pairs_change_nothing() -> None:
+    """Steps, gradients by states and frictions, and Jacobians, of environments that touch in different places."""
+    few, many = boxes(*FEW, slots=8), boxes(*MANY, slots=12)
+    z, weights = states(few), torch.randn(78, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    warm: list[Tensor | None] = [None, None]
+    for _ in range(3):
+        results = []
+        for i, mech in enumerate((few, many)):
+            leaf = z.clone().requires_grad_(True)
+            frictions = [contact.friction.requires_grad_(True) for name, contact in mech.contacts.items() if name.startswith("box0_world")]
+            out = mech.step(leaf, warm_start=warm[i])
+            by_state, *by_friction = torch.autograd.grad((out.z * weights).sum(), (leaf, *frictions))
+            by_z, _ = mech.jacobians(z, warm_start=warm[i])
+            results.append((out.z.detach(), by_state, sum(by_friction), by_z.detach(), out.iterations))
+            assert not out.status.any()
+            warm[i] = out.solution.detach()
+        assert torch.equal(results[0][-1], results[1][-1])
+        torch.testing.assert_close(results[1][0], results[0][0], atol=1e-12, rtol=0)
+        torch.testing.assert_close(results[1][1:4], results[0][1:4], atol=1e-12, rtol=1e-8)
+        z = results[0][0]
+
+
+def test_empty_slots_have_what_a_term_starts_from() -> None:
+    """Impulses and slacks of an empty slot are on the path at the gap of an empty slot. A failed step has zeros."""
+    mech = boxes(*MANY, slots=12)
+    z = states(mech)
+    z[1, 0] = torch.nan
+    out = mech.step(z)
+    assert out.status.tolist() == [0, int(td.Status.INVALID_INPUT), 0]
+    empty = 0
+    for name, contact in mech.contacts.items():
+        impulses = out.impulses[:, mech.impulse_layout[f"contacts.{name}"]]
+        assert not impulses[1].any()
+        if name != "foot":
+            chosen = contact.term[..., 0].expand(3) < 0
+            chosen[1] = False
+            empty += int(chosen.sum())
+            gamma = torch.full_like(impulses[chosen, 0], OPTIONS.kappa / (2 * REACH))
+            torch.testing.assert_close(impulses[chosen, 0], gamma, atol=1e-15, rtol=0)
+    assert empty > 400
+
+
+def test_order_without_rare_edges() -> None:
+    """Rare blocks have places, and change neither the order nor what is zero without them."""
+    chain = [(i, i + 1) for i in range(9)]
+    plain, full = graph.schedule([6] * 10, chain), graph.schedule([6] * 10, chain, rare=[(0, 9), (3, 7)])
+    assert full.order == plain.order and plain.fill == 0 < full.fill
+    assert {(0, 9), (9, 0), (3, 7), (7, 3)} <= set(full.offset)

@@ -1,0 +1,181 @@
+// The numbers of environments as a part of their mechanism has them (slots.hpp), and the way back.
+#pragma once
+
+#include <algorithm>
+
+#include "abi/slots.hpp"
+
+namespace torchdojo {
+
+// Environments first … last of a call, which share a part, whose kernel counts them from zero.
+class SlotRows {
+public:
+    const int64_t first;
+    int64_t last;
+    std::vector<int32_t> kept;  // slots of each group in the part: room for the most terms of any environment
+
+    // Takes environments from `first` on that fill the lanes, and those behind them for which a part that is not much larger is enough: a
+    // new part costs as much as some steps.
+    SlotRows(const MechanismTable &m, const Slots &slots, const TdRollout &r, int64_t first, int64_t end)
+        : first(first), last(first), kept(slots.num_groups()), table(m), slots(slots), whole(r) {
+        const int groups = slots.num_groups();
+        std::vector<int32_t> wider(groups);
+        int64_t most = 0;
+        for (int64_t n = first; n < end; last = ++n) {
+            if (!r.parameter_stride && n > first) continue;
+            order.resize(order.size() + slots.size()), counts.resize(counts.size() + groups);
+            int32_t *count = &counts[counts.size() - groups];
+            slots.sort(r.parameters + n * r.parameter_stride, &order[order.size() - slots.size()], count);
+            int64_t total = 0;
+            for (int g = 0; g < groups; ++g) total += wider[g] = std::max(kept[g], slots.room(g, count[g]));
+            if (n - first < pack_lanes) most = total + total / 2 + 4;
+            else if (total > most) break;
+            kept = wider;
+        }
+    }
+
+    int64_t size() const { return last - first; }
+
+    // The call for these environments, as the part takes it: warm starts and parameters are copied, and solutions and impulses have memory.
+    const TdRollout &rollout() {
+        own = whole;
+        const int64_t periods = whole.steps / whole.repeat, stored = whole.steps / whole.every;
+        const auto skip = [&](auto *&pointer, int64_t stride) {
+            if (pointer) pointer += first * stride;
+        };
+        own.environments = size();
+        skip(own.z0, whole.z0_stride), skip(own.z, whole.z_stride);
+        skip(own.u, periods * (whole.law ? whole.law->actuators : table.num_inputs));
+        skip(own.wrench, 6 * table.num_bodies), skip(own.grad_kappa, 1);
+        skip(own.status, stored), skip(own.iterations, stored), skip(own.substeps, stored);
+        if (whole.law) {
+            law = *whole.law;
+            law.values += first * law.stride;
+            own.law = &law;
+        }
+        parameters = gather(Slots::parameters, 1, whole.parameters, whole.parameter_stride ? size() : 1);
+        if (whole.parameter_stride) own.parameter_stride = width(Slots::parameters);
+        own.parameters = parameters.data();
+        if (whole.warm) warm = gather(Slots::unknowns, 1, whole.warm, size()), own.warm = warm.data();
+        w.resize(size_t(size() * whole.w_steps) * width(Slots::unknowns)), own.w = w.data();
+        impulses.resize(size_t(size() * periods) * width(Slots::impulses)), own.impulses = impulses.data();
+        return own;
+    }
+
+    // The same with the solutions of a call that was made.
+    const TdRollout &solved() {
+        rollout();
+        w = gather(Slots::unknowns, whole.w_steps, whole.w, size()), own.w = w.data();
+        return own;
+    }
+
+    TdGradient gradient(const TdGradient &g) {
+        TdGradient to = g;
+        const int64_t periods = whole.steps / whole.repeat;
+        to.grad_z += first * g.grad_z_stride, to.grad_z0 += first * state_size * table.num_bodies;
+        if (g.grad_u) to.grad_u += first * (whole.law ? periods * whole.law->actuators : whole.steps * table.num_inputs);
+        if (g.grad_wrench) to.grad_wrench += first * 6 * table.num_bodies;
+        if (g.grad_impulses) {
+            grad_impulses = gather(Slots::impulses, periods, g.grad_impulses, size());
+            to.grad_impulses = grad_impulses.data();
+        }
+        if (g.impacts) {
+            impacts = *g.impacts;
+            impacts.step += first * whole.steps;
+            to.impacts = &impacts;
+        }
+        return to;
+    }
+
+    // Memory for the gradients of parameters, which start at zero, and their way back.
+    double *sums() {
+        sum.assign(size_t(whole.parameter_stride ? size() : 1) * width(Slots::parameters), 0.0);
+        return sum.data();
+    }
+    void add_sums(double *to) const {
+        const double *from = sum.data();
+        const int64_t own_size = width(Slots::parameters);
+        for (int64_t n = 0; n < (whole.parameter_stride ? size() : 1); ++n, from += own_size) {
+            double *row = to + (first + n) * whole.parameter_stride;
+            slots.each(Slots::parameters, kept, order_of(n), [&](int32_t at, int32_t place, int32_t count) {
+                for (int32_t k = 0; k < count; ++k) row[at + k] += from[place + k];
+            });
+        }
+    }
+
+    // Writes solutions and impulses. Empty slots get those at rest where an empty slot's gap is, on the path: nothing moves them, and a
+    // term that comes into the slot starts from there. A failed step has zeros.
+    void scatter(double kappa) const {
+        const int64_t periods = whole.steps / whole.repeat, stored = whole.steps / whole.every;
+        const int64_t nw = table.num_unknowns, ni = table.num_impulses;
+        double *to = whole.w + first * whole.w_steps * nw, *out = whole.impulses + first * periods * ni;
+        put(Slots::unknowns, whole.w_steps, w.data(), to);
+        put(Slots::impulses, periods, impulses.data(), out);
+        constexpr double gap = 2.0 * constant::near_terms::reach;
+        double impulse[4] = {kappa / gap}, slack[4] = {gap}, friction = -1.0;
+        for (int64_t n = 0; n < size(); ++n) {
+            const double *p = whole.parameters + (first + n) * whole.parameter_stride;
+            const int64_t *status = whole.status + (first + n) * stored;
+            slots.each_empty(order_of(n), count_of(n), [&](const Slots::Run *run, const ContactTable &contact) {
+                const double mu = p[contact.parameters + parameter::friction];
+                if (mu != friction) Disc<double>::start(mu * impulse[0], 0.0, 0.0, kappa, impulse + 1, slack + 1), friction = mu;
+                const auto fill = [](double *at, const double *values, double scale) {
+                    for (int k = 0; k < 4; ++k) at[k] = scale * values[k];
+                };
+                for (int64_t t = 0; t < whole.w_steps; ++t) {
+                    const bool fine = status[whole.w_steps > 1 ? t : stored - 1] == success;
+                    double *row = to + (n * whole.w_steps + t) * nw;
+                    fill(row + run[0].from, impulse, fine), fill(row + run[1].from, slack, fine);
+                }
+                for (int64_t t = 0; t < periods; ++t)
+                    fill(out + (n * periods + t) * ni + run[3].from, impulse,
+                         status[whole.every > 1 ? t : (t + 1) * whole.repeat - 1] == success ? double(whole.repeat) : 0.0);
+            });
+        }
+    }
+
+    // Puts rows of the part, `steps` of each environment, into those of the whole, from its first environment on.
+    void put(Slots::Vector v, int64_t steps, const double *from, double *to) const {
+        const int64_t from_size = width(v), to_size = full(v);
+        for (int64_t n = 0; n < size(); ++n)
+            for (int64_t t = 0; t < steps; ++t, from += from_size, to += to_size)
+                slots.each(v, kept, order_of(n),
+                           [&](int32_t at, int32_t place, int32_t count) { std::copy_n(from + place, count, to + at); });
+    }
+
+private:
+    const MechanismTable &table;
+    const Slots &slots;
+    const TdRollout &whole;
+    TdRollout own;
+    TdLaw law;
+    TdImpacts impacts;
+    std::vector<int32_t> order, counts;  // of each environment: see Slots::sort
+    std::vector<double> parameters, warm, w, impulses, grad_impulses, sum;
+
+    const int32_t *order_of(int64_t n) const { return &order[whole.parameter_stride ? size_t(n) * slots.size() : 0]; }
+    const int32_t *count_of(int64_t n) const { return &counts[whole.parameter_stride ? size_t(n) * slots.num_groups() : 0]; }
+    int64_t full(Slots::Vector v) const {
+        return v == Slots::unknowns ? table.num_unknowns : v == Slots::parameters ? table.num_parameters : table.num_impulses;
+    }
+    int64_t width(Slots::Vector v) const {
+        int64_t count = 0;
+        slots.each(v, kept, order.data(), [&](int32_t, int32_t, int32_t length) { count += length; });
+        return count;
+    }
+
+    // Rows of the part from `steps` rows each of `environments`.
+    std::vector<double> gather(Slots::Vector v, int64_t steps, const double *from, int64_t environments) const {
+        const int64_t to_size = width(v), from_size = full(v);
+        std::vector<double> to(size_t(environments * steps * to_size));
+        const double *row = from + first * (v == Slots::parameters ? whole.parameter_stride : steps * from_size);
+        double *place = to.data();
+        for (int64_t n = 0; n < environments; ++n)
+            for (int64_t t = 0; t < steps; ++t, row += from_size, place += to_size)
+                slots.each(v, kept, order_of(n),
+                           [&](int32_t at, int32_t own, int32_t count) { std::copy_n(row + at, count, place + own); });
+        return to;
+    }
+};
+
+}  // namespace torchdojo

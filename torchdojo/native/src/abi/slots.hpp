@@ -1,0 +1,254 @@
+// Slots of near contacts (elements/near_contact.py), most of which are empty, and the mechanism without the empty ones.
+//
+// An empty slot acts on nothing, so a step needs variables, cones and blocks of the matrix for those slots alone that have a term. Slots of
+// one pair of shapes have the same equations with numbers of their own. So a part of the mechanism is known by how many slots it has of each
+// pair, and every environment puts its own slots with terms there, the numbers of a slot together. A part is a mechanism like any other:
+// the solver knows nothing of slots.
+#pragma once
+
+#include <array>
+#include <map>
+
+#include "abi/mechanism.hpp"
+#include "elements/disc.hpp"
+
+namespace torchdojo {
+
+class Slots {
+public:
+    struct Run {
+        int32_t from, count;
+    };
+    enum Vector : int { unknowns, parameters, impulses };  // vectors whose numbers belong to slots
+
+    // `wanted`: a part has no parts of its own.
+    explicit Slots(const MechanismTable &m, bool wanted = true) : whole(m) {
+        if (!wanted) return;
+        std::vector<int32_t> starts{m.num_parameters}, output(m.num_unknowns, -1);
+        for (const ContactTable &contact : m.contacts) starts.push_back(contact.parameters);
+        for (const CouplingTable &coupling : m.couplings) starts.push_back(coupling.parameters);
+        std::sort(starts.begin(), starts.end());
+        for (int k = 0; k < m.num_impulses; ++k) output[m.impulses[k]] = k;
+        std::map<std::array<int32_t, 9>, std::vector<int32_t>> alike;
+        slot_of.assign(m.num_contacts, -1);
+        for (int c = 0; c < m.num_contacts; ++c) {
+            const ContactTable &contact = m.contacts[c];
+            if (contact.pair < 0 || !m.pairs[contact.pair].cores[0]) continue;
+            const PairTable &pair = m.pairs[contact.pair];
+            const int32_t start = contact.parameters, size = contact.size();
+            const int32_t count = *std::upper_bound(starts.begin(), starts.end(), start) - start;
+            const auto law = [&](int32_t place) { return place < 0 ? place : place - start; };
+            const std::array<int32_t, 9> key{contact.body,
+                                             pair.other,
+                                             pair.core_a,
+                                             pair.core_b,
+                                             count,
+                                             law(contact.restitution),
+                                             law(contact.recovery_speed),
+                                             law(contact.stiffness),
+                                             law(contact.damping)};
+            alike[key].push_back(slot_of[c] = int32_t(slots.size()));
+            slots.push_back(
+                {c, pair.shape_a, {{{contact.impulse, size}, {contact.slack, size}, {start, count}, {output[contact.impulse], size}}}});
+        }
+        for (auto &[key, members] : alike) groups.push_back(std::move(members));
+        const int32_t sizes[] = {m.num_unknowns, m.num_parameters, m.num_impulses};
+        for (const Vector v : {unknowns, parameters, impulses}) {
+            std::vector<char> own(sizes[v]);
+            for (const Slot &slot : slots)
+                for (const Run &run : slot.in(v)) std::fill_n(own.begin() + run.from, run.count, 1);
+            for (int32_t k = 0; k < sizes[v]; ++k) {
+                if (own[k]) continue;
+                if (k && !own[k - 1]) ++others[v].back().count;
+                else others[v].push_back({k, 1});
+            }
+        }
+    }
+
+    bool some() const { return !slots.empty(); }
+    int size() const { return int(slots.size()); }
+    int num_groups() const { return int(groups.size()); }  // of slots that may take each other's place
+
+    // Slots that a part has of a group for `count` terms: 4, 8, 16, ..., so that few parts are enough while terms come and go.
+    int32_t room(int group, int32_t count) const {
+        int32_t room = count ? 4 : 0;
+        while (room < count) room *= 2;
+        return std::min(int32_t(groups[group].size()), room);
+    }
+
+    // The slots of an environment, those with terms first in each group, and how many of each group have terms.
+    void sort(const double *p, int32_t *order, int32_t *count) const {
+        for (const std::vector<int32_t> &group : groups) {
+            int32_t *empty = order + group.size();
+            *count = 0;
+            for (const int32_t s : group) is_empty(p, slots[s]) ? void(*--empty = s) : void(order[(*count)++] = s);
+            std::reverse(empty, order + group.size());
+            order += group.size(), ++count;
+        }
+    }
+
+    // Calls f(place in the whole vector, place in the part's, count) for the numbers of a vector. The part has `kept` slots of each group.
+    template <class F>
+    void each(Vector v, const std::vector<int32_t> &kept, const int32_t *order, F &&f) const {
+        int32_t to = 0;
+        const auto put = [&](const Run &run) { f(run.from, to, run.count), to += run.count; };
+        for (const Run &run : others[v]) put(run);
+        for (size_t g = 0; g < groups.size(); order += groups[g++].size())
+            for (int32_t k = 0; k < kept[g]; ++k)
+                for (const Run &run : slots[order[k]].in(v)) put(run);
+    }
+
+    // Calls f(slot, its places) for the slots of an environment without a term.
+    template <class F>
+    void each_empty(const int32_t *order, const int32_t *count, F &&f) const {
+        for (const std::vector<int32_t> &group : groups) {
+            for (size_t k = *count; k < group.size(); ++k) f(slots[order[k]].runs.data(), whole.contacts[slots[order[k]].contact]);
+            order += group.size(), ++count;
+        }
+    }
+
+    // The part with `kept` slots of each group.
+    MechanismTable part(const std::vector<int32_t> &kept) const;
+
+private:
+    struct Slot {
+        int32_t contact, term;  // its number, and the position of its term in the parameters
+        std::array<Run, 4> runs;  // impulses and slacks, parameters, impulses among the outputs
+        struct Range {
+            const Run *first, *last;
+            const Run *begin() const { return first; }
+            const Run *end() const { return last; }
+        };
+        Range in(Vector v) const {
+            constexpr int bounds[] = {0, 2, 3, 4};
+            return {runs.data() + bounds[v], runs.data() + bounds[v + 1]};
+        }
+    };
+    const MechanismTable &whole;
+    std::vector<Slot> slots;
+    std::vector<int32_t> slot_of;  // per contact; −1: none
+    std::vector<std::vector<int32_t>> groups;
+    std::vector<Run> others[3];  // numbers that belong to no slot
+
+    // Slots with numbers that are not finite have a term, so that the part flags them, too.
+    bool is_empty(const double *p, const Slot &slot) const {
+        const Run &own = slot.runs[2];
+        double sum = 0.0;
+        for (int k = parameter::friction; k < own.count; ++k) sum += p[own.from + k];
+        return p[slot.term] < 0 && std::isfinite(sum);
+    }
+
+    // The places of a vector's numbers in the part, −1 of those that it lacks, and how many it has.
+    std::vector<int32_t> places(Vector v, const std::vector<int32_t> &kept, const std::vector<int32_t> &order, int32_t size,
+                                int32_t &count) const {
+        std::vector<int32_t> to(size, -1);
+        count = 0;
+        each(v, kept, order.data(), [&](int32_t from, int32_t place, int32_t length) {
+            for (int32_t k = 0; k < length; ++k) to[from + k] = place + k;
+            count += length;
+        });
+        return to;
+    }
+};
+
+// The schedule of a part: blocks that are zero in the factors are left out. `present`: by offset, whether a block of the matrix is not zero;
+// then also those of the factors. `place` becomes the offset in the part, −1 of blocks that are left out.
+inline std::vector<int32_t> reduced_schedule(const Schedule &whole, std::vector<char> &present, std::vector<int32_t> &place) {
+    std::vector<std::vector<int>> kept;
+    std::vector<int32_t> table{int32_t(whole.steps.size()), 0, 0, 0, whole.num_rows, whole.max_size};
+    place.assign(whole.num_values, -1);
+    int32_t end = 0;
+    const auto put = [&](int32_t offset, int32_t count) { place[offset] = end, end += count; };
+    for (const Schedule::Step &step : whole.steps) {
+        std::vector<int> &links = kept.emplace_back();
+        put(step.diagonal, step.size * step.size);
+        for (int k = 0; k < step.num_links; ++k) {
+            const Schedule::Link &link = step.links[k];
+            if (!present[link.upper] && !present[link.lower]) continue;
+            links.push_back(k);
+            put(link.upper, step.size * link.size), put(link.lower, step.size * link.size);
+        }
+        for (const int j : links)
+            for (const int k : links) present[step.targets[j * step.num_links + k]] = 1;
+        table[1] += int32_t(links.size()), table[2] += int32_t(links.size() * links.size());
+    }
+    table[3] = end;
+    for (size_t i = 0; i < kept.size(); ++i) {
+        const Schedule::Step &step = whole.steps[i];
+        table.insert(table.end(), {step.size, place[step.diagonal], step.row, int32_t(kept[i].size())});
+        for (const int k : kept[i]) {
+            const Schedule::Link &link = step.links[k];
+            table.insert(table.end(), {link.size, place[link.upper], place[link.lower], link.row});
+        }
+        for (const int j : kept[i])
+            for (const int k : kept[i]) table.push_back(place[step.targets[j * step.num_links + k]]);
+    }
+    return table;
+}
+
+inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
+    Tables m = whole;
+    m.polytope_numbers.clear(), m.polytopes.clear();  // pairs point to those of the whole
+    std::vector<int32_t> order, contact_of(whole.num_contacts, -1);
+    std::vector<char> leaves(whole.num_contacts);
+    for (size_t g = 0; g < groups.size(); ++g) {
+        order.insert(order.end(), groups[g].begin(), groups[g].end());
+        for (size_t k = kept[g]; k < groups[g].size(); ++k) leaves[slots[groups[g][k]].contact] = 1;
+    }
+    const std::vector<int32_t> w = places(unknowns, kept, order, whole.num_unknowns, m.num_unknowns);
+    const std::vector<int32_t> p = places(parameters, kept, order, whole.num_parameters, m.num_parameters);
+    const std::vector<int32_t> out = places(impulses, kept, order, whole.num_impulses, m.num_impulses);
+    const auto move = [](const std::vector<int32_t> &to, auto &...fields) { ((fields = fields < 0 ? fields : to[fields]), ...); };
+
+    m.contacts.clear(), m.pairs.clear();
+    for (int c = 0; c < whole.num_contacts; ++c) {
+        if (leaves[c]) {
+            m.num_cones -= 2;  // the gap and a disc
+            continue;
+        }
+        ContactTable contact = whole.contacts[c];
+        move(w, contact.impulse, contact.slack);
+        move(p, contact.parameters, contact.restitution, contact.recovery_speed, contact.stiffness, contact.damping);
+        contact.law = contact_of[c] = int32_t(m.contacts.size());
+        if (contact.pair >= 0) {
+            m.pairs.push_back(whole.pairs[contact.pair]);
+            contact.pair = int32_t(m.pairs.size()) - 1;
+            move(p, m.pairs.back().shape_a, m.pairs.back().shape_b);
+        }
+        m.contacts.push_back(contact);
+    }
+    for (JointTable &joint : m.joints)
+        move(w, joint.row), move(p, joint.parameters, joint.armature, joint.stiffness, joint.lower, joint.upper);
+    for (JointConeTable &cone : m.joint_cones) move(w, cone.impulse, cone.slack), move(p, cone.parameter, cone.fastest);
+    for (CoupleTable &couple : m.couples) {
+        move(w, couple.friction.impulse, couple.friction.slack), move(p, couple.parameter), move(contact_of, couple.contact);
+    }
+    for (CouplingTable &coupling : m.couplings) move(w, coupling.row), move(p, coupling.parameters);
+    m.impulses.resize(m.num_impulses);
+    for (int k = 0; k < whole.num_impulses; ++k)
+        if (out[k] >= 0) m.impulses[out[k]] = w[whole.impulses[k]];
+
+    std::vector<char> present(whole.schedule.num_values);
+    const auto mark = [&](auto... offsets) { ((offsets < 0 ? void() : void(present[offsets] = 1)), ...); };
+    for (const JointTable &joint : m.joints) mark(joint.child_joint, joint.joint_child, joint.parent_joint, joint.joint_parent);
+    for (const PairTable &pair : m.pairs) mark(pair.body_other, pair.other_body);
+    for (const CouplingTable &coupling : m.couplings)
+        for (int k = 0; k < 4; ++k) mark(coupling.body_coupling[k], coupling.coupling_body[k]);
+    std::vector<int32_t> v;
+    const std::vector<int32_t> schedule = reduced_schedule(whole.schedule, present, v);
+    for (BodyTable &body : m.bodies) move(v, body.diagonal);
+    for (JointTable &joint : m.joints)
+        move(v, joint.diagonal, joint.child_joint, joint.joint_child, joint.parent_joint, joint.joint_parent);
+    for (PairTable &pair : m.pairs) move(v, pair.body_other, pair.other_body);
+    for (CouplingTable &coupling : m.couplings) {
+        move(v, coupling.diagonal);
+        for (int k = 0; k < 4; ++k) move(v, coupling.body_coupling[k], coupling.coupling_body[k]);
+    }
+    m.fill.clear();
+    for (const Fill &block : whole.fill)
+        if (v[block.offset] >= 0) m.fill.push_back({v[block.offset], block.count});
+    m.num_contacts = int32_t(m.contacts.size()), m.num_pairs = int32_t(m.pairs.size()), m.num_fill = int32_t(m.fill.size());
+    return MechanismTable(std::move(m), schedule.data());
+}
+
+}  // namespace torchdojo
