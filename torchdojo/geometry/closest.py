@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from torchdojo.geometry.convex import Placed, convex_of
+from torchdojo.geometry.shapes import Shape
 from torchdojo.geometry.simplices import Simplex, deepest_simplex, nearest_simplex
 from torchdojo.geometry.solids import Witness
-from torchdojo.geometry.world import Plane, World
+from torchdojo.geometry.world import Plane
 from torchdojo.parameters import as_tensor, broadcast_shapes, require
 from torchdojo.quaternion import normalize, rotate
 
@@ -37,7 +38,7 @@ KINK = 1e-12  # |Aᵀn| relative to A below which its derivatives are those of a
 Pose = tuple[Any, Any] | None
 
 
-def distance(a: World, pose_a: Pose, b: World, pose_b: Pose) -> Witness:
+def distance(a: Shape | Plane, pose_a: Pose, b: Shape | Plane, pose_b: Pose) -> Witness:
     """Distance of two convex shapes, negative where they overlap.
 
     Sizes and poses may have batch dimensions, which broadcast, and all of them are differentiated, twice if wanted. Where nearest points

@@ -111,17 +111,4 @@ TD_INLINE Dual<T> sqrt(const Dual<T> &a) {
     return make_dual<T>(root, [&](int k) { return scale * a.d[k]; });
 }
 
-template <class T>
-TD_INLINE T value(const T &a) {
-    return a;
-}
-template <class T>
-TD_INLINE T value(const Dual<T> &a) {
-    return a.v;
-}
-template <class T>
-TD_INLINE Vec3<T> value(const Vec3<Dual<T>> &a) {
-    return {a.x.v, a.y.v, a.z.v};
-}
-
 }  // namespace torchdojo
