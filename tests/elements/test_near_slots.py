@@ -95,3 +95,28 @@ def test_order_without_rare_edges() -> None:
     plain, full = graph.schedule([6] * 10, chain), graph.schedule([6] * 10, chain, rare=[(0, 9), (3, 7)])
     assert full.order == plain.order and plain.fill == 0 < full.fill
     assert {(0, 9), (9, 0), (3, 7), (7, 3)} <= set(full.offset)
+
+
+def test_height_fields_beside_slots() -> None:
+    """A ball on a height field moves as without the boxes, whose slots are empty but for those on the floor; so do its gradients."""
+    heights = 0.02 * torch.randn(8, 8, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    results = []
+    for with_boxes in (False, True):
+        field = td.HeightField(heights, 0.1, origin=(-0.4, -0.4))
+        bodies = {"ball": td.Body(0.5, (1e-3,) * 3)}
+        contacts: dict[str, td.Contact] = {}
+        if with_boxes:
+            bodies |= {name: td.Body(1.0, shape=BOX) for name in NAMES[:2]}
+            contacts |= td.near_contacts("box0", BOX, None, FLOOR) | td.near_contacts("box1", BOX, "box0", BOX)
+        contacts["skin"] = td.NonlinearContact("ball", radius=0.05, friction=0.4, other_shape=field)
+        mech = td.Mechanism(bodies, (), contacts, options=OPTIONS)
+        start: dict[str, dict[str, tuple[float, ...]]] = {"ball": {"position": (0.02, 0.03, 0.06), "velocity": (0.3, 0.1, -0.5)}}
+        if with_boxes:
+            start |= {"box0": {"position": (2.0, 0.0, 0.0301)}, "box1": {"position": (3.0, 0.0, 0.5)}}
+        z = mech.initial_state(**start)
+        samples = mech.contacts["skin"].ground.heights.requires_grad_(True)
+        for _ in range(4):
+            z = mech.step(z).z
+        results.append((z[:13].detach(), torch.autograd.grad(z[:6].sum(), samples)[0]))
+    torch.testing.assert_close(results[1], results[0], atol=1e-9, rtol=0)
+    assert bool(results[0][1].any())

@@ -156,7 +156,9 @@ private:
     const int32_t *order_of(int64_t n) const { return &order[whole.parameter_stride ? size_t(n) * slots.size() : 0]; }
     const int32_t *count_of(int64_t n) const { return &counts[whole.parameter_stride ? size_t(n) * slots.num_groups() : 0]; }
     int64_t full(Slots::Vector v) const {
-        return v == Slots::unknowns ? table.num_unknowns : v == Slots::parameters ? table.num_parameters : table.num_impulses;
+        return v == Slots::unknowns     ? table.num_unknowns
+               : v == Slots::parameters ? table.num_parameters + table.num_samples
+                                        : table.num_impulses;
     }
     int64_t width(Slots::Vector v) const {
         int64_t count = 0;

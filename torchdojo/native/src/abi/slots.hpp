@@ -96,6 +96,7 @@ public:
         for (size_t g = 0; g < groups.size(); order += groups[g++].size())
             for (int32_t k = 0; k < kept[g]; ++k)
                 for (const Run &run : slots[order[k]].in(v)) put(run);
+        if (v == parameters && whole.num_samples) put({whole.num_parameters, whole.num_samples});
     }
 
     // Calls f(slot, its places) for the slots of an environment without a term.
@@ -196,7 +197,8 @@ inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
         for (size_t k = kept[g]; k < groups[g].size(); ++k) leaves[slots[groups[g][k]].contact] = 1;
     }
     const std::vector<int32_t> w = places(unknowns, kept, order, whole.num_unknowns, m.num_unknowns);
-    const std::vector<int32_t> p = places(parameters, kept, order, whole.num_parameters, m.num_parameters);
+    const std::vector<int32_t> p = places(parameters, kept, order, whole.num_parameters + whole.num_samples, m.num_parameters);
+    m.num_parameters -= m.num_samples;
     const std::vector<int32_t> out = places(impulses, kept, order, whole.num_impulses, m.num_impulses);
     const auto move = [](const std::vector<int32_t> &to, auto &...fields) { ((fields = fields < 0 ? fields : to[fields]), ...); };
 
@@ -213,7 +215,7 @@ inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
         if (contact.pair >= 0) {
             m.pairs.push_back(whole.pairs[contact.pair]);
             contact.pair = int32_t(m.pairs.size()) - 1;
-            move(p, m.pairs.back().shape_a, m.pairs.back().shape_b);
+            move(p, m.pairs.back().shape_a, m.pairs.back().shape_b, m.pairs.back().samples);
         }
         m.contacts.push_back(contact);
     }
