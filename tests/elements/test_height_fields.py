@@ -138,6 +138,26 @@ def test_a_ball_that_rolls_in_a_bowl_gains_no_energy() -> None:
 
 
 @needs_kernel
+def test_frictionless_ground_does_no_work() -> None:
+    """What the energy changes by is the error of the step, which halves with it. Impulses along the normal under the center gave 5 mJ/kg."""
+    x = 0.1 * (torch.arange(20, dtype=torch.float64) - 9.5)
+    bumps = 0.05 * torch.rand(20, 20, dtype=torch.float64, generator=torch.Generator().manual_seed(4))
+    bowl = td.HeightField(bumps + 0.05 * (x[:, None] ** 2 + x**2), 0.1)
+    exact = td.SolverOptions(kappa=1e-7, residual_tol=1e-12, central_path_tol=1e-9)
+    changes, rises = [], []
+    for timestep in (0.005, 0.0025, 0.00125):
+        contact = td.ImpactContact("ball", radius=0.05, other_shape=bowl)
+        mech = td.Mechanism({"ball": td.Body(1.0, (1e-3,) * 3)}, contacts={"skin": contact}, timestep=timestep, options=exact)
+        z = mech.place(mech.initial_state(ball=dict(position=(0.31, 0.22, 0.4))), clearance=1e-5)
+        with torch.no_grad():
+            energy = total_energy(mech, mech.rollout(z, steps=round(2.0 / timestep)).z)
+        changes.append(float(energy[-1] - energy[0])), rises.append(float(energy.diff().clamp_min(0).sum()))
+    for coarse, fine in zip(changes, changes[1:], strict=False):
+        assert 0.4 < fine / coarse < 0.6
+    assert max(rises) < 2e-5  # J of 0.7 J; the sum over all steps
+
+
+@needs_kernel
 def test_a_quadruped_stands_on_rough_ground() -> None:
     mech = td.models.quadruped(spring=40.0, damper=2.0)
     mech.replace_ground(td.terrain.rough(0.05, size=(3.0, 3.0), seed=3))

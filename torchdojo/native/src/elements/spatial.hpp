@@ -79,20 +79,20 @@ TD_INLINE void twist_of(const BodyData<T> &body, const SpatialBody<T> &own, cons
     store3(twist + 3, inverse_h * (body.increment.w * turn + cross(body.increment.v, turn)));
 }
 
-// What turns of the frame of a contact with a height field add to its rows and to its part of the body's matrix. X and Y are the rows of
-// the center of the ball, by motions. force: P.
+// What the frame of a contact with a height field, which turns with the place of the ball, adds to its rows and to its part of the body's
+// matrix. The row of its gap is along the normal, scaled. force: P.
 template <class T>
 void add_ground(const ContactTable &contact, const SpatialBody<T> &own, const GroundFrame<T> &ground, const Vec3<T> &centre,
                 const Vec3<T> &lever, const T &radius, const T &gamma, const T *beta, const Vec3<T> &velocity, const Vec3<T> &force, T *C,
                 T *A) {
-    const Vec3<T> turns[2] = {{T{}, centre.z, -centre.y}, {-centre.z, T{}, centre.x}};  // centre × x and y
-    for (int k = 0; k < 2; ++k) {
+    const Vec3<T> turns[3] = {{T{}, centre.z, -centre.y}, {-centre.z, T{}, centre.x}, {centre.y, -centre.x, T{}}};  // centre × axes
+    for (int i = 0; i < 6; ++i) C[i] *= ground.steepness;
+    for (int k = 0; k < 3; ++k) {
         const Vec3<T> *by = ground.by[k], moved = -radius * by[0];  // of the lever
         const auto add = [&](T *row, const T &weight) {
             row[k] += weight;
             for (int i = 0; i < 3; ++i) row[3 + i] += weight * turns[k][i];
         };
-        add(C, ground.slope[k]);
         Vec3<T> push = gamma * by[0];
         if (contact.friction) {
             const Vec3<T> swept = cross(own.omega, moved);
@@ -120,7 +120,7 @@ TD_INLINE void touch(Problem<T> &problem, const ContactTable &contact, const Spa
     GroundFrame<T> ground;
     if (contact.pair >= 0) {
         const PairTable &pair = problem.mechanism.pairs[contact.pair];
-        ground = ground_frame(pair, problem.samples, body.next.x + arm, radius, &problem.parameters[pair.shape_b]);
+        ground = ground_frame<derived>(pair, problem.samples, body.next.x + arm, radius, &problem.parameters[pair.shape_b]);
         for (int i = 0; i < 3; ++i) store3(at.frame + 3 * i, ground.axis[i]);
         frame = at.frame;
     }
