@@ -135,14 +135,15 @@ void add_samples(ParameterSum<T> &to, const PairTable &field, const double *cons
         }
 }
 
-// The frame of a contact with the ground (n, t₁, t₂), its derivatives by the center of the ball, and the distance.
+// The frame of a contact with the ground (n, t₁, t₂) and the distance φ. n has the direction (−a, −b, 1).
 template <class T>
 struct GroundFrame {
-    Vec3<T> axis[3], by[3][3];
-    T distance, steepness;  // |∇φ|, where φ is the distance
+    Vec3<T> axis[3], by[2][3];  // derivatives of the axes by a and b
+    Vec3<T> tilt[2];  // of a and b by the center of the ball
+    T distance, steepness;  // |∇φ|
 };
 
-// With q = ∇½|∇s|², w = (z − s) n_z² and (a, b) = ∇s + w q, as in `above`, n has the direction (−a, −b, 1).
+// (a, b) = ∇s + w q with q = ∇½|∇s|² and w = (z − s) n_z², as in `above`.
 template <bool derived, class T>
 TD_INLINE GroundFrame<T> ground_frame(const PairTable &field, const double *const *rows, const Vec3<T> &centre, const T &radius,
                                       const T *p) {
@@ -163,12 +164,11 @@ TD_INLINE GroundFrame<T> ground_frame(const PairTable &field, const double *cons
     const T xxx = h.xxx * ixx * ix, xxy = h.xxy * ixx * iy, xyy = h.xyy * ix * iyy, yyy = h.yyy * iyy * iy;
     const T fall = 2.0 * w * square, wx = -(sx * square + fall * qx), wy = -(sy * square + fall * qy);
     const T qxy = xy * (xx + yy) + sx * xxy + sy * xyy;
-    const T by_a[3] = {xx + wx * qx + w * (xx * xx + xy * xy + sx * xxx + sy * xxy), xy + wy * qx + w * qxy, square * qx};
-    const T by_b[3] = {xy + wx * qy + w * qxy, yy + wy * qy + w * (xy * xy + yy * yy + sx * xyy + sy * yyy), square * qy};
-    const T squared = up * up;
-    for (int k = 0; k < 3; ++k) {
-        const T dz = squared * (n.x * by_a[k] + n.y * by_b[k]), ratio = dz * length, dshare = -share * share * dz;
-        const T dx = n.x * ratio - up * by_a[k], dy = n.y * ratio - up * by_b[k];
+    f.tilt[0] = {xx + wx * qx + w * (xx * xx + xy * xy + sx * xxx + sy * xxy), xy + wy * qx + w * qxy, square * qx};
+    f.tilt[1] = {xy + wx * qy + w * qxy, yy + wy * qy + w * (xy * xy + yy * yy + sx * xyy + sy * yyy), square * qy};
+    for (int k = 0; k < 2; ++k) {
+        const T along = up * n[k], dz = up * along, dshare = -share * share * dz;
+        const T dx = along * n.x - (k ? T{} : up), dy = along * n.y - (k ? up : T{});
         const T turn = -((dx * n.y + n.x * dy) * share + n.x * n.y * dshare);
         f.by[k][0] = {dx, dy, dz};
         f.by[k][1] = {-(2.0 * n.x * dx * share + n.x * n.x * dshare), turn, -dx};

@@ -85,24 +85,23 @@ template <class T>
 void add_ground(const ContactTable &contact, const SpatialBody<T> &own, const GroundFrame<T> &ground, const Vec3<T> &centre,
                 const Vec3<T> &lever, const T &radius, const T &gamma, const T *beta, const Vec3<T> &velocity, const Vec3<T> &force, T *C,
                 T *A) {
-    const Vec3<T> turns[3] = {{T{}, centre.z, -centre.y}, {-centre.z, T{}, centre.x}, {centre.y, -centre.x, T{}}};  // centre × axes
     for (int i = 0; i < 6; ++i) C[i] *= ground.steepness;
-    for (int k = 0; k < 3; ++k) {
+    for (int k = 0; k < 2; ++k) {
         const Vec3<T> *by = ground.by[k], moved = -radius * by[0];  // of the lever
-        const auto add = [&](T *row, const T &weight) {
-            row[k] += weight;
-            for (int i = 0; i < 3; ++i) row[3 + i] += weight * turns[k][i];
-        };
+        T tilt[6];  // by the motion
+        store3(tilt, ground.tilt[k]), store3(tilt + 3, cross(centre, ground.tilt[k]));
         Vec3<T> push = gamma * by[0];
         if (contact.friction) {
             const Vec3<T> swept = cross(own.omega, moved);
             for (int i = 0; i < 2; ++i) {
-                add(C + 6 * (1 + i), dot(by[1 + i], velocity) + dot(ground.axis[1 + i], swept));
+                const T weight = dot(by[1 + i], velocity) + dot(ground.axis[1 + i], swept);
+                for (int m = 0; m < 6; ++m) C[6 * (1 + i) + m] += weight * tilt[m];
                 push = push + beta[i] * by[1 + i];
             }
         }
         const Vec3<T> torque = own.back * (cross(moved, force) + cross(lever, push)) + cross(own.r, push);
-        for (int r = 0; r < 3; ++r) add(A + 6 * r, -push[r]), add(A + 18 + 6 * r, -torque[r]);
+        for (int r = 0; r < 3; ++r)
+            for (int m = 0; m < 6; ++m) A[6 * r + m] -= push[r] * tilt[m], A[18 + 6 * r + m] -= torque[r] * tilt[m];
     }
 }
 
