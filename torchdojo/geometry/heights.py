@@ -93,8 +93,8 @@ class HeightField(PhysicalModule):
         first = torch.arange(batch.numel(), device=place.device).reshape(batch) * (rows * columns)
         index = first[..., None, None] + i[..., :, None] * columns + j[..., None, :]
         samples = self.heights.reshape(-1)[index]  # (..., 4, 4), gathered, so that nothing of the size of the grid is copied
-        along = torch.einsum("...ij,...ki,...lj->...kl", samples, weights[..., 0, :, :], weights[..., 1, :, :])  # by derivatives, (..., 3, 3)
-        (c, d) = self.cell.unbind(-1)
+        along = weights[..., 0, :, :] @ samples @ weights[..., 1, :, :].mT  # entry k, l: k times by x and l times by y
+        c, d = self.cell.unbind(-1)
         bend_xy = along[..., 1, 1] / (c * d)
         return Surface(
             along[..., 0, 0],
