@@ -202,7 +202,7 @@ def test_bad_input_is_refused() -> None:
         td.models.quadruped(contact=False).replace_ground(field)
     for terrain, message in [
         ("hill", "allowed: .*'bowl'"),
-        ("rough", "missing .*height.*arguments"),
+        ({"kind": "rough", "bumps": 1.0}, "unexpected .*bumps.*arguments"),
         ({"kind": "bowl", "radius": -1.0}, "positive length"),
         ({"kind": "gaps", "width": 1.0, "spacing": 0.5}, "narrower"),
         ({"kind": "slope", "angle": 1.6}, "right angle"),

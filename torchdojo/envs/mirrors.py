@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,6 +55,11 @@ def find_mirror(env: Env, center: Tensor | None = None, memory: Callable[[Tensor
     Raises:
         ValueError: bodies, coordinates, actions or numbers of the observation without an image, or a control step that is not mirrored.
     """
+    with contextlib.nullcontext() if env.ground is None else env.ground.level():
+        return _find_mirror(env, center, memory)
+
+
+def _find_mirror(env: Env, center: Tensor | None, memory: Callable[[Tensor], Tensor] | None) -> Mirror:
     name, mech = env.name or type(env).__name__, env.mech
     carried = env.state.memory.shape[-1]
     if env.observe_impulses or (carried and memory is None):
@@ -80,6 +86,8 @@ def find_mirror(env: Env, center: Tensor | None = None, memory: Callable[[Tensor
         motions.append(_motion(env, mech.to_maximal(coordinates, rates), way)._replace(action=command, memory=kept))
     ours, theirs = (env.observe(motion) for motion in motions)
     obs = _signed(ours, theirs, SAME, f"mirror of {name}: the observation's")
+    if env.ground is not None:
+        obs = torch.block_diag(obs, env.ground.image())
     after = [mech.to_minimal(env.advance(motion, motion.action, None).z)[1] for motion in motions]
     change = float((after[0] - qd).abs().max())
     miss = float((after[0] @ turn.mT - after[1]).abs().max())
