@@ -111,7 +111,7 @@ class CouplingInfo:
 
 @dataclass(frozen=True)
 class ContactInfo:
-    """A ball of a body against a plane of the world."""
+    """A ball of a body against a plane of the world, or against the height field that is the option "other_shape"."""
 
     body: str
     point: Array  #: (3,) center in the frame of the body [m]
@@ -452,7 +452,9 @@ def _together(infos: Sequence[ContactInfo], friction: float | None) -> ContactIn
 
 
 def _contact(info: ContactInfo, friction: float | None) -> Contact:
-    place: dict[str, Any] = {"point": info.point.tolist(), "radius": info.radius, "normal": info.normal.tolist(), "offset": info.offset}
+    place: dict[str, Any] = {"point": info.point.tolist(), "radius": info.radius}
+    if "other_shape" not in info.options:
+        place |= {"normal": info.normal.tolist(), "offset": info.offset}
     if info.friction is None:
         return ImpactContact(info.body, **place, **info.options)
     return NonlinearContact(info.body, friction=info.friction if friction is None else friction, **place, **info.options)

@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.hulls import Hull, MeshSource
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Shape, Sphere
+from torchdojo.io.mjcf.fields import read_ground
 from torchdojo.io.mjcf.left_out import report_contacts
 from torchdojo.io.mjcf.model import CompiledMjcf, disabled, import_mujoco
 from torchdojo.io.pairs import PairInfo
@@ -37,6 +39,7 @@ class _Plane:
     geom: int  #: -1: the ground z = 0, which no geom of the file is
     normal: Array
     offset: float
+    field: HeightField | None = None  #: in place of the plane
 
 
 class _Surface(NamedTuple):
@@ -175,8 +178,11 @@ class GeomReader:
                     while name in result:
                         name += "_"
                     friction, laws = ball.surface
-                    result[name] = ContactInfo(self.names[t], ball.point, ball.radius, friction, plane.normal, plane.offset, dict(laws))
-        reason = "height fields, signed distances, and meshes with mesh=None have no contact points"
+                    shape = {} if plane.field is None else {"other_shape": plane.field}
+                    result[name] = ContactInfo(
+                        self.names[t], ball.point, ball.radius, friction, plane.normal, plane.offset, {**laws, **shape}
+                    )
+        reason = "moving height fields, signed distances, and meshes with mesh=None have no contact points"
         self.findings.add("ignored", "geoms", dict.fromkeys(without), reason)
         reason = "no joint can change the height of these points, so they make no contact; contacts= can give some all the same"
         self.findings.add("ignored", "collision geometry", dict.fromkeys(level), reason, "structure")
@@ -195,10 +201,10 @@ class GeomReader:
             return {}
         labels = {g: self._label(g, g - int(self.model.body_geomadr[self.model.geom_bodyid[g]])) for g in range(self.model.ngeom)}
         found = touching_geoms(self.model, self.excluded, bool(self.model.opt.disableflags & int(self._no_parents)))
-        plane, result, without = int(self.types.mjGEOM_PLANE), {}, []
+        result, without = {}, []
         for pair in found:
             bodies = [int(self.model.geom_bodyid[g]) for g in pair]
-            if self.top[bodies[0]] == self.top[bodies[1]] or any(self.model.geom_type[g] == plane for g in pair):
+            if self.top[bodies[0]] == self.top[bodies[1]] or any(self._is_ground(g) for g in pair):
                 continue
             (g, b), (p, c) = sorted(zip(pair, bodies, strict=True), key=lambda entry: self.top[entry[1]] == 0)
             for one, body in ((g, b), (p, c)):
@@ -217,7 +223,7 @@ class GeomReader:
                 name += "_"
             shapes = self.placed[g], self.placed[p]
             result[name] = PairInfo(self.names[self.top[b]], shapes[0], other, shapes[1], surface.friction, dict(surface.laws), labels[p])
-        reason = "height fields, signed distances, and meshes with mesh=None touch no bodies"
+        reason = "moving height fields, signed distances, and meshes with mesh=None touch no bodies"
         self.findings.add("ignored", "geoms", dict.fromkeys(without), reason)
         return result
 
@@ -278,19 +284,37 @@ class GeomReader:
     # -- planes ----------------------------------------------------------------------------------------------------------------------------
 
     def _planes(self) -> list[_Plane]:
-        """Planes of the world."""
+        """Planes and the height field of the world."""
         model, data = self.model, self.compiled.data
         planes, obstacles = [], []
+        ground = read_ground(self.compiled, lambda g: self._label(g, g), self.findings)
+        if ground is not None:
+            planes.append(_Plane(ground[0], Z_AXIS, 0.0, ground[1]))
         for g in range(model.ngeom):
             if model.body_weldid[model.geom_bodyid[g]]:
                 continue
             if model.geom_type[g] == int(self.types.mjGEOM_PLANE):
                 normal = np.array(data.geom_xmat[g].reshape(3, 3)[:, 2])
                 planes.append(_Plane(g, normal, float(normal @ data.geom_xpos[g])))
-            elif not self.between and (model.geom_contype[g] or model.geom_conaffinity[g]):
+            elif (
+                model.geom_type[g] != int(self.types.mjGEOM_HFIELD)
+                and not self.between
+                and (model.geom_contype[g] or model.geom_conaffinity[g])
+            ):
                 obstacles.append(self._label(g, g))
-        self.findings.add("ignored", "geoms of the world", obstacles, 'only planes of the world touch bodies; contacts="all" adds these')
+        self.findings.add(
+            "ignored",
+            "geoms of the world",
+            obstacles,
+            'only planes and a height field of the world touch bodies; contacts="all" adds these',
+        )
         return planes
+
+    def _is_ground(self, g: int) -> bool:
+        """Whether a geom is a plane, or a height field of the world."""
+        fixed = self.model.body_weldid[self.model.geom_bodyid[g]] == 0
+        kind = self.model.geom_type[g]
+        return bool(kind == int(self.types.mjGEOM_PLANE) or (fixed and kind == int(self.types.mjGEOM_HFIELD)))
 
     def _surface(self, p: int, g: int) -> _Surface | None:
         """How a geom touches another one, or the ground (p = −1), as MuJoCo combines the numbers; None where they do not collide."""
@@ -350,14 +374,15 @@ class GeomReader:
         return poses
 
     def _constant(self, ball: _Ball, links: Mapping[str, LinkInfo], poses: Sequence[tuple[Array, Array]], plane: _Plane) -> bool:
-        """Whether a point of the body has the same distance to the plane in every configuration.
+        """Whether a point of the body has the same distance to the plane, or place above the height field, in every configuration.
 
         Such a contact could neither close nor open; where it starts below the ground (the lower end of a pendulum's pole) no step exists.
         """
         link = links[self.names[ball.link]]
         local = link.rotation.T @ (ball.point - link.position)
-        heights = [float(plane.normal @ (x[ball.link] + axes[ball.link] @ local)) for x, axes in poses]
-        return max(heights) - min(heights) <= CONSTANT * (1 + float(np.linalg.norm(local)))
+        places = np.stack([x[ball.link] + axes[ball.link] @ local for x, axes in poses])
+        moved = places @ plane.normal[:, None] if plane.field is None else places
+        return float(np.ptp(moved, axis=0).max()) <= CONSTANT * (1 + float(np.linalg.norm(local)))
 
 
 def _surface_of(friction: Sequence[float] | Array, condim: int) -> _Surface:
