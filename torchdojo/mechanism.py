@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics import energy
+from torchdojo.dynamics.joint_space import JointSpace
 from torchdojo.elements.contacts import Contact, NonlinearContact
 from torchdojo.elements.touching import Solids, added, on_ground, removed
 from torchdojo.engine import linearize, minimal, observables
@@ -40,7 +41,6 @@ from torchdojo.state import minimal as tree
 from torchdojo.state import signs
 from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.state.stiffness import warn_of_stiff_springs
-from torchdojo.structure import Structure
 
 if TYPE_CHECKING:
     from torchdojo.viewer.animation import Animation
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["Mechanism", "StepOutput", "Trajectory"]
 
 
-class Mechanism(Structure):
+class Mechanism(JointSpace):
     """Bodies, joints and contacts, stepped with hard contact and differentiated through the step.
 
     Args:
