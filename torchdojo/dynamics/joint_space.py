@@ -11,26 +11,88 @@ recursive Newton–Euler method with all quantities in the world frame (chapter 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchdojo import quaternion as quat
 from torchdojo.elements.joints import StandardJoint
-from torchdojo.parameters import stacked
+from torchdojo.parameters import broadcast_shapes, stacked
 from torchdojo.precision import in_float64
-from torchdojo.state.kinematics import Kinematics, Tree, kinematics, modules_of, tree_of
+from torchdojo.state.kinematics import (
+    Double,
+    Kinematics,
+    Tree,
+    apply,
+    cross,
+    environments_last,
+    geometry,
+    kinematics,
+    modules_of,
+    tree_of,
+)
 from torchdojo.structure import Structure
 
 __all__ = ["JointSpace"]
 
 
-class _Subtrees(NamedTuple):
-    """Momentum of the bodies behind each coordinate for a unit rate: linear [kg·m/s], angular about the origin, (..., n, 3)."""
+class _Bodies(NamedTuple):
+    """A configuration with its bodies. As in state/kinematics.py, the B environments are the last dimension."""
 
-    linear: Tensor
-    angular: Tensor
+    tree: Tree
+    place: Kinematics
+    batch: torch.Size  # dimensions of the environments
+    mass: Tensor  # (E, B) [kg]
+    inertia: Tensor  # (3, 3, E, B) body frame [kg·m²]
+
+    def given(self, value: Tensor) -> Tensor:
+        """(..., k) as (k, B)."""
+        return environments_last(value.expand(*self.batch, value.shape[-1]), 1, self.batch)
+
+    def result(self, value: Tensor) -> Tensor:
+        """(..., B) with the environments in front."""
+        return self.spread(value.movedim(-1, 0).contiguous())
+
+    def spread(self, value: Tensor) -> Tensor:
+        """(B, ...) with the dimensions of the environments."""
+        return value.reshape(*self.batch, *value.shape[1:])
+
+    @property
+    def center(self) -> Tensor:
+        """The common center of mass, from the origin, (3, 1, B)."""
+        return (self.mass * self.place.position).sum(1, keepdim=True) / self.mass.sum(0)
+
+    def momenta(self) -> Tensor:
+        """Momentum of the bodies behind each coordinate for a unit rate: linear [kg·m], angular about the origin, (6, n, B)."""
+        place, behind = self.place, self.tree.moves.mT.to(self.mass.device)
+        first = self.mass * place.position
+        x, y, z = place.position.unbind(0)
+        fx, fy, fz = first.unbind(0)
+        inertia = self._inertia()
+        (xx, xy, xz, yy, yz, zz), squares = inertia, (fx * x, fy * y, fz * z)
+        moments = torch.stack(
+            (
+                xx + squares[1] + squares[2], xy - fx * y, xz - fx * z, yy + squares[0] + squares[2], yz - fy * z,
+                zz + squares[0] + squares[1], fx, fy, fz,
+            )
+        )  # fmt: skip
+        xx, xy, xz, yy, yz, zz, *rest = (behind @ moments).unbind(0)
+        first, mass = torch.stack(rest), behind @ self.mass
+        s, w = place.screws[:3], place.screws[3:]
+        matrix = torch.stack((torch.stack((xx, xy, xz)), torch.stack((xy, yy, yz)), torch.stack((xz, yz, zz))))
+        return torch.cat((mass * s + cross(w, first), apply(matrix, w) + cross(first, s)))
+
+    def _inertia(self) -> list[Tensor]:
+        """xx, xy, xz, yy, yz, zz of the inertias about the centers of mass, world frame, each (E, B)."""
+        rotation = self.place.rotation
+        half = apply(rotation[:, :, None], self.inertia)
+        return [(half[i] * rotation[j]).sum(0) for i, j in ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2))]
+
+    def along(self, force: Tensor, torque: Tensor) -> Tensor:
+        """Work of forces and of torques about the origin (3, E, B) by the rates, (n, B)."""
+        behind = self.tree.moves.mT.to(force.device) @ torch.cat((force, torque))
+        return (self.place.screws * behind).sum(0)
 
 
 class JointSpace(Structure):
@@ -62,11 +124,11 @@ class JointSpace(Structure):
         Raises:
             ValueError: a joint of the user's own in the tree, coordinates that do not fit.
         """
-        tree, place = self._configuration(q)
-        momenta = self._subtrees(tree, place)
-        screws = torch.cat((place.linear, place.angular), dim=-1)
-        half = screws @ torch.cat(momenta, dim=-1).mT * tree.pairs.to(q.device)
-        return half + half.mT + self._armature(tree, q)
+        bodies = self._configuration(q)
+        screws, momenta = (value.permute(2, 1, 0).contiguous() for value in (bodies.place.screws, bodies.momenta()))
+        half = screws @ momenta.mT * bodies.tree.pairs.to(q.device)
+        matrix = half + half.mT
+        return bodies.spread(matrix) + self._armature(bodies.tree, q).diag_embed()
 
     @in_float64
     def bias(self, q: Tensor, qd: Tensor) -> Tensor:
@@ -123,16 +185,16 @@ class JointSpace(Structure):
             ValueError: an unknown name, a point of another shape; and as `mass_matrix`.
         """
         number = self._number("point_jacobian", body)
-        tree, place = self._configuration(q)
-        e = tree.bodies.index(number)
-        arm = place.position[..., e, :]
         if point is not None:
-            if point.shape[-1:] != (3,):
-                raise ValueError(f"point_jacobian: got a point of shape {tuple(point.shape)}; allowed: (..., 3) [m]")
-            arm = arm + (place.rotation[..., e, :, :] @ point[..., None])[..., 0]
-        moved = tree.moves[e].to(q.device)[:, None]
-        linear = place.linear + quat.cross(place.angular, arm[..., None, :])
-        return torch.cat(torch.broadcast_tensors(linear * moved, place.angular * moved), dim=-1).mT
+            self.check_tensor("point", point, 3)
+        bodies = self._configuration(q, () if point is None else point.shape[:-1])
+        tree, place = bodies.tree, bodies.place
+        e = tree.bodies.index(number)
+        arm = place.position[:, e]
+        if point is not None:
+            arm = arm + apply(place.rotation[:, :, e], bodies.given(point))
+        s, w = place.screws[:3], place.screws[3:]
+        return bodies.result(torch.cat((s + cross(w, arm[:, None]), w)) * tree.moves[e].to(q.device)[:, None])
 
     @in_float64
     def center_of_mass(self, q: Tensor) -> Tensor:
@@ -144,9 +206,8 @@ class JointSpace(Structure):
         Raises:
             ValueError: as `mass_matrix`.
         """
-        tree, place = self._configuration(q)
-        mass = self._masses(tree)
-        return _center(mass, place) + place.origin[..., 0, :]
+        bodies = self._configuration(q)
+        return bodies.result((bodies.center + bodies.place.origin)[:, 0])
 
     @in_float64
     def center_of_mass_jacobian(self, q: Tensor) -> Tensor:
@@ -158,8 +219,8 @@ class JointSpace(Structure):
         Raises:
             ValueError: as `mass_matrix`.
         """
-        tree, place = self._configuration(q)
-        return (self._subtrees(tree, place).linear / self._masses(tree).sum(-1)[..., None, None]).mT
+        bodies = self._configuration(q)
+        return bodies.result(bodies.momenta()[:3] / bodies.mass.sum(0))
 
     @in_float64
     def centroidal_matrix(self, q: Tensor) -> Tensor:
@@ -171,10 +232,9 @@ class JointSpace(Structure):
         Raises:
             ValueError: as `mass_matrix`.
         """
-        tree, place = self._configuration(q)
-        linear, angular = self._subtrees(tree, place)
-        center = _center(self._masses(tree), place)[..., None, :]
-        return torch.cat((linear, angular - quat.cross(center, linear)), dim=-1).mT
+        bodies = self._configuration(q)
+        linear, angular = bodies.momenta().split(3)
+        return bodies.result(torch.cat((linear, angular - cross(bodies.center, linear))))
 
     @in_float64
     def centroidal_momentum(self, q: Tensor, qd: Tensor) -> Tensor:
@@ -193,120 +253,84 @@ class JointSpace(Structure):
 
     # -- parts -------------------------------------------------------------------------------------------------------------------------------
 
-    def _configuration(self, q: Tensor) -> tuple[Tree, Kinematics]:
+    def _configuration(self, q: Tensor, batch: Sequence[int] = ()) -> _Bodies:
         self.check_tensor("q", q, self.num_coordinates)
-        tree = self.body_tree()
-        return tree, kinematics(tree, self.named_joints(), q)
-
-    def _masses(self, tree: Tree) -> Tensor:
-        bodies = list(self.named_bodies().values())
-        return stacked([bodies[i].mass for i in tree.bodies], 0)
-
-    def _inertias(self, tree: Tree, place: Kinematics) -> Tensor:
-        """Inertias about the centers of mass, world frame, (..., E, 3, 3)."""
-        bodies = list(self.named_bodies().values())
+        tree, bodies = self.body_tree(), list(self.named_bodies().values())
+        numbers = geometry(tree, self.named_joints(), q)
+        mass = stacked([bodies[i].mass for i in tree.bodies], 0)
         inertia = stacked([bodies[i].inertia for i in tree.bodies], 2)
-        return place.rotation @ inertia @ place.rotation.mT
+        fields = [(value, 2) for value in numbers] + [(mass, 1), (inertia, 3), (self.gravity, 1)]
+        batch = broadcast_shapes(batch, q.shape[:-1], *(value.shape[: value.ndim - core] for value, core in fields))
+        q = environments_last(q.expand(*batch, q.shape[-1]), 1, batch)
+        last = environments_last(mass, 1, batch), environments_last(inertia.movedim(-3, -1), 3, batch)
+        return _Bodies(tree, kinematics(tree, numbers, q, batch), batch, *last)
 
     def _armature(self, tree: Tree, like: Tensor) -> Tensor:
-        """The armatures of the tree's joints on the diagonal, (..., n, n)."""
+        """The armatures of the tree's joints, (..., n)."""
         values = [like.new_zeros(())] * self.num_coordinates
         for joint, places in zip(modules_of(tree, self.named_joints()), tree.coordinates, strict=True):
             armature = joint.armature if isinstance(joint, StandardJoint) else None
             if armature is not None:
                 values[places] = armature.unbind(-1)
-        return torch.diag_embed(stacked(values, 0))
-
-    def _subtrees(self, tree: Tree, place: Kinematics) -> _Subtrees:
-        mass, position = self._masses(tree)[..., None], place.position
-        first = mass * position
-        square = (first * position).sum(-1)[..., None, None]
-        eye = torch.eye(3, dtype=mass.dtype, device=mass.device)
-        inertia = self._inertias(tree, place) + square * eye - first[..., :, None] * position[..., None, :]
-        parts = torch.cat((mass.expand(*inertia.shape[:-2], 1), first.expand(inertia.shape[:-1]), inertia.flatten(-2)), dim=-1)
-        behind = tree.moves.mT.to(mass.device) @ parts
-        mass, first, inertia = behind[..., :1], behind[..., 1:4], behind[..., 4:].unflatten(-1, (3, 3))
-        s, w = place.linear, place.angular
-        return _Subtrees(mass * s + quat.cross(w, first), (inertia @ w[..., None])[..., 0] + quat.cross(first, s))
+        return stacked(values, 0)
 
     def _inverse_dynamics(self, q: Tensor, qd: Tensor | None, qdd: Tensor | None) -> Tensor:
-        tree, place = self._configuration(q)
-        mass = self._masses(tree)[..., None]
-        weight = -mass * self.gravity[..., None, :]
+        rates = [value for value in (qd, qdd) if value is not None]
+        for name, value in (("qd", qd), ("qdd", qdd)):
+            if value is not None:
+                self.check_tensor(name, value, self.num_coordinates)
+        bodies = self._configuration(q, broadcast_shapes(*(value.shape[:-1] for value in rates)))
+        tree, place, mass = bodies.tree, bodies.place, bodies.mass
+        position = place.position
+        weight = -mass * environments_last(self.gravity, 1, bodies.batch)[:, None]
         if qd is None:
-            force, torque = torch.broadcast_tensors(weight, quat.cross(place.position, weight))
-            return _along(tree, place, force, torque)
-        self.check_tensor("qd", qd, self.num_coordinates)
-        moves, position = tree.moves.to(q.device), place.position
-        screws = torch.cat((place.linear, place.angular), dim=-1)
-        twist = moves @ (screws * qd[..., None])
-        v, w = twist[..., :3], twist[..., 3:]
-        # Over the joints of a path, the changes of the screws add up as the screws do.
-        change = _paths(tree, _drift(tree, place, qd, v, w))
+            return bodies.result(bodies.along(weight.expand(position.shape), cross(position, weight)))
+        moves, rate = tree.moves.to(q.device), bodies.given(qd)
+        twist = moves @ (place.screws * rate)
+        v, w = twist.split(3)
+        # Along a path, the changes of the joints' screws add up as the screws do.
+        change = tree.above.to(q.device) @ _drift(tree, place, rate, v, w)
         if qdd is not None:
-            change = change + moves @ (screws * qdd[..., None])
-        alpha = change[..., 3:]
-        a = change[..., :3] + quat.cross(alpha, position) + quat.cross(w, v + quat.cross(w, position))
-        force = mass * a + weight
-        inertia = self._inertias(tree, place)
-        torque = (inertia @ alpha[..., None])[..., 0] + quat.cross(w, (inertia @ w[..., None])[..., 0]) + quat.cross(position, force)
-        result = _along(tree, place, force, torque)
-        return result if qdd is None else result + (self._armature(tree, q) @ qdd[..., None])[..., 0]
-
-
-def _center(mass: Tensor, place: Kinematics) -> Tensor:
-    """The common center of mass, from the origin, (..., 3)."""
-    return (mass[..., None] * place.position).sum(-2) / mass.sum(-1, keepdim=True)
-
-
-def _along(tree: Tree, place: Kinematics, force: Tensor, torque: Tensor) -> Tensor:
-    """Work of forces and of torques about the origin (..., E, 3) by the rates, (..., n)."""
-    behind = tree.moves.mT.to(force.device) @ torch.cat(torch.broadcast_tensors(force, torque), dim=-1)
-    return (place.linear * behind[..., :3] + place.angular * behind[..., 3:]).sum(-1)
-
-
-def _paths(tree: Tree, values: Tensor) -> Tensor:
-    """Sums over the joints between the world and each body of values (..., E, k)."""
-    return tree.above.to(values.device) @ values
+            change = change + moves @ (place.screws * bodies.given(qdd))
+        a, alpha = change.split(3)
+        force = mass * (a + cross(alpha, position) + cross(w, v + cross(w, position))) + weight
+        back = place.rotation.transpose(0, 1)
+        spin = apply(back, w)
+        torque = apply(bodies.inertia, apply(back, alpha)) + cross(spin, apply(bodies.inertia, spin))
+        result = bodies.result(bodies.along(force, apply(place.rotation, torque) + cross(position, force)))
+        return result if qdd is None else result + self._armature(tree, q) * qdd
 
 
 def _drift(tree: Tree, place: Kinematics, qd: Tensor, v: Tensor, w: Tensor) -> Tensor:
-    """Change by time of the screws of each joint at constant rates, (..., E, 6).
+    """Change by time of the screws of each joint at constant rates, (6, E, B).
 
     The joint adds W to the angular velocity and T + P × W to the velocity at the origin. Its axes turn with the parent, and P is on the
     child:  Ẇ = ω_a × W + k̇ n,  Ṫ = ω_a × T,  Ṗ = v_a + ω_a × P + T.
     """
-    own = tree.own.to(qd.device)
-    rates = place.along * qd[..., None]
+    own, rates = tree.own.to(qd.device), place.along * qd
     turning = tree.turning.to(qd.device)
     turn = own @ (rates * turning) if tree.slides else own @ rates
-    parents = tree.parents
-    pad = torch.nn.functional.pad
-    v_a, w_a = (pad(value, (0, 0, 0, 1))[..., parents, :] for value in (v, w))
-    turn_change = quat.cross(w_a, turn)
-    if tree.double:
-        turn_change = turn_change + _held_change(place, turn)
-    moving = v_a + quat.cross(w_a, place.anchor)
-    if tree.slides:
-        slide = own @ (rates * (1 - turning))
-        moving = moving + slide
-    shift = quat.cross(moving, turn) + quat.cross(place.anchor, turn_change)
-    if tree.slides:
-        shift = shift + quat.cross(w_a, slide)
-    return torch.cat((shift, turn_change), dim=-1)
+    v_a, w_a = (torch.cat((value, torch.zeros_like(value[:, :1])), dim=1)[:, tree.parents] for value in (v, w))
+    turn_change = cross(w_a, turn)
+    if place.double is not None:
+        turn_change = turn_change + _held_change(place.double, turn)
+    moving = v_a + cross(w_a, place.anchor)
+    if not tree.slides:
+        return torch.cat((cross(moving, turn) + cross(place.anchor, turn_change), turn_change))
+    slide = own @ (rates * (1 - turning))
+    return torch.cat((cross(moving + slide, turn) + cross(place.anchor, turn_change) + cross(w_a, slide), turn_change))
 
 
-def _held_change(place: Kinematics, turn: Tensor) -> Tensor:
-    """k̇ n of joints with two free rotations, world frame, (..., E, 3).
+def _held_change(double: Double, turn: Tensor) -> Tensor:
+    """k̇ n of joints with two free rotations, world frame, (3, E, B).
 
     k = n · (p⃗ × t)/p₀ with the turn t along the free axes, which does not change, and ṗ = ½ W ⊗ p in the joint frame.
     """
-    normal, p0, vector = place.normal, place.turn[..., :1], place.turn[..., 1:]
-    local = (place.frame.mT @ turn[..., None])[..., 0]
-    held = (normal * local).sum(-1, keepdim=True)
+    normal, scalar, vector = double.normal, double.turn[0], double.turn[1:]
+    local = apply(double.frame.transpose(0, 1), turn)
+    held = (normal * local).sum(0)
     free = local - held * normal
-    double = (normal != 0).any(-1, keepdim=True)
-    p0_change = -0.5 * (local * vector).sum(-1, keepdim=True)
-    vector_change = 0.5 * (p0 * local + quat.cross(local, vector))
-    change = ((normal * quat.cross(vector_change, free)).sum(-1, keepdim=True) - held * p0_change) / torch.where(double, p0, 1.0)
-    return (place.frame @ (change * normal)[..., None])[..., 0]
+    scalar_change = -0.5 * (local * vector).sum(0)
+    vector_change = 0.5 * (scalar * local + cross(local, vector))
+    change = (normal * cross(vector_change, free)).sum(0) - held * scalar_change
+    return apply(double.frame, normal * (change / torch.where((normal != 0).any(0), scalar, 1.0)))
