@@ -28,7 +28,7 @@ from torchdojo.elements.joints import StandardJoint
 from torchdojo.parameters import broadcast_shapes, stacked
 from torchdojo.state.minimal import JointOrder
 
-__all__ = ["Double", "Geometry", "Kinematics", "Tree", "apply", "cross", "environments_last", "geometry", "kinematics", "modules_of", "tree_of", "turned"]
+__all__ = ["Double", "Geometry", "Kinematics", "Tree", "apply", "cross", "dot", "environments_last", "geometry", "kinematics", "modules_of", "tree_of", "turned"]
 
 
 class Tree(NamedTuple):
@@ -166,6 +166,14 @@ def cross(a: Tensor, b: Tensor) -> Tensor:
     return torch.stack([torch.addcmul(product, left, right, value=-1) for product, left, right in parts])
 
 
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """a · b over the first dimension."""
+    total = a[0] * b[0]
+    for left, right in zip(a[1:], b[1:], strict=True):
+        total = torch.addcmul(total, left, right)
+    return total
+
+
 def apply(matrix: Tensor, value: Tensor) -> Tensor:
     """Matrices (k, 3, ...) times vectors (3, ...), or times matrices (3, l, ...) if the matrices get a dimension, (k, 3, 1, ...)."""
     first = torch.addcmul(matrix[:, 0] * value[0], matrix[:, 1], value[1])
@@ -185,7 +193,7 @@ def _rotation_matrix(w: Tensor, u: Tensor) -> Tensor:
 
 def _exp(phi: Tensor) -> tuple[Tensor, Tensor]:
     """Quaternions of rotation vectors (3, ...): w (...) and u (3, ...)."""
-    squared = (phi * phi).sum(0)
+    squared = dot(phi, phi)
     small = squared < 1e-12
     angle = torch.where(small, 1.0, squared).sqrt()
     half = 0.5 * angle
