@@ -32,7 +32,8 @@ from torchdojo.geometry.visuals import Visual
 from torchdojo.geometry.world import World
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.parameters import Modules, transforming, warn_user
-from torchdojo.posing import loops, placement
+from torchdojo.posing import inverse_kinematics, loops, placement
+from torchdojo.posing.inverse_kinematics import PoseTarget, Posture
 from torchdojo.posing.poses import Keyframe, keyframe, within_limits
 from torchdojo.posing.scene_parts import Part, part_of, spread_values
 from torchdojo.precision import in_float64
@@ -640,6 +641,37 @@ class Mechanism(JointSpace):
             ValueError: a loop or coupling that cannot be closed, where the message gives the remaining gap [m, rad]; unknown names.
         """
         return loops.close_loops(self, z, hold)
+
+    @in_float64
+    def inverse_kinematics(
+        self,
+        targets: PoseTarget | Sequence[PoseTarget],
+        q: Tensor | None = None,
+        *,
+        hold: Sequence[str] = (),
+        starts: int = 32,
+        iterations: int = 16,
+        tolerance: float = 1e-6,
+        seed: int = 0,
+    ) -> Posture:
+        """Coordinates within the limits of the joints at which bodies are where the targets say: ``mech.inverse_kinematics(target).q``.
+
+        Levenberg and Marquardt's method starts at q, and then from the random coordinates whose poses are nearest to the targets. Coordinates
+        that move no body with a target stay. The result has first derivatives by targets and parameters, those of the least change, with
+        coordinates at limits held.
+
+        Args:
+            targets: one or several `td.PoseTarget`. Batch dimensions of their numbers and of q broadcast.
+            q: (..., num_coordinates) to start from; None: as near to zero as limits allow. hold: names of joints whose coordinates stay.
+            starts: largest number of starts, `iterations` each; 1: only from q. seed: of the random coordinates.
+            tolerance: largest distance [m] and angle [rad] from the targets with success.
+
+        Raises:
+            ValueError: unknown names, no target, a loop or coupling that the motion would open.
+            RuntimeError: inside a `torch.func` transform.
+        """
+        of_call = inverse_kinematics.Search(hold, starts, iterations, tolerance, seed)
+        return inverse_kinematics.inverse_kinematics(self, self.body_tree(), targets, q, of_call)
 
     @in_float64
     def to_minimal(self, z: Tensor) -> tuple[Tensor, Tensor]:
