@@ -255,8 +255,7 @@ def kinematics(tree: Tree, numbers: Geometry, q: Tensor, batch: Sequence[int]) -
         frame_now = torch.cat((rotation, eye), dim=2)[:, :, tree.parents][:, :, None]
         double = Double(torch.cat((w[None], u)), normal, apply(frame_now, frame[:, :, 0]))
     axes_r = apply(frame, axes_r)
-    size = max(axes_t.shape[-1], axes_r.shape[-1])
-    axes = torch.cat([value.expand(*value.shape[:-1], size) for value in (axes_t, axes_r)], dim=1).flatten(1, 2)
+    axes = torch.cat(torch.broadcast_tensors(axes_t, axes_r), dim=1).flatten(1, 2)
     along = apply(parent, axes[:, tree.slots * len(tree.bodies) + tree.carriers])
     linear, angular = cross(anchor[:, tree.carriers], along), along
     if tree.slides:
