@@ -642,7 +642,6 @@ class Mechanism(JointSpace):
         """
         return loops.close_loops(self, z, hold)
 
-    @in_float64
     def inverse_kinematics(
         self,
         targets: PoseTarget | Sequence[PoseTarget],

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor
-from user_elements import Cardan
+from user_elements import Cardan, TwoAngles, cardan_arm
+from user_elements import arm as user_arm
 
 import torchdojo as td
 from torchdojo import models
@@ -248,6 +249,14 @@ def test_bad_input() -> None:
         mech.point_jacobian(q, "hand")
     with pytest.raises(ValueError, match=r"point: got shape \(2,\)"):
         mech.point_jacobian(q, "a", q[:2])
-    joints = {"x": Cardan(None, "a")}
-    with pytest.raises(ValueError, match=r"joint 'x': got a Cardan in the spanning tree; allowed: the standard joints"):
-        td.Mechanism({"a": td.Body(1.0, (1, 1, 1))}, joints).mass_matrix(torch.zeros(2, dtype=torch.float64))
+    with pytest.raises(ValueError, match=r"joint 'joint': got a TwoAngles in the spanning tree; allowed: the standard joints"):
+        cardan_arm(TwoAngles).mass_matrix(torch.zeros(3, dtype=torch.float64))
+
+
+def test_joints_without_coordinates_are_loops() -> None:
+    """The tree has a free pose in the place of a user's joint without coordinates."""
+    mech = cardan_arm(Cardan)
+    free = user_arm(td.Floating("a", "b"))
+    q, qd, _ = motion(mech)
+    assert torch.allclose(mech.mass_matrix(q), free.mass_matrix(q), atol=1e-14)
+    assert torch.allclose(mech.bias(q, qd), free.bias(q, qd), atol=1e-13)

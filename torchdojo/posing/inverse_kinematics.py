@@ -121,6 +121,8 @@ def inverse_kinematics(
     given = q is not None
     if q is None:
         q = torch.maximum(torch.minimum(mech.gravity.new_zeros(n, dtype=torch.float64), bounds[1]), bounds[0])
+    dtype = q.dtype if given else mech.state_dtype
+    q = q.double() if dtype == torch.float32 else q
     mech.check_tensor("q", q, n)
     numbers = geometry(tree, mech.named_joints(), mech.gravity)
     free = _free(mech, tree, read, search.hold)
@@ -143,7 +145,8 @@ def inverse_kinematics(
     with torch.no_grad():
         _, position, angle, _ = _rows(problem, q)
     found = (position <= search.tolerance) & (angle <= search.tolerance)
-    return Posture(*(value.reshape(*batch, *value.shape[1:]) for value in (q, found, position, angle, count)))
+    shaped = [value.reshape((*batch, *value.shape[1:])) for value in (q, found, position, angle, count)]
+    return Posture(*(value.to(dtype) if value.is_floating_point() else value for value in shaped))
 
 
 def _read(mech: Structure, tree: Tree, target: PoseTarget) -> _Target:
@@ -369,5 +372,6 @@ def _with_gradient(problem: _Problem, q: Tensor, free: Tensor) -> Tensor:
         return q
     inside = free & (q > problem.lower) & (q < problem.upper)
     inverse = torch.linalg.pinv(jacobian.detach() * inside[:, None], rtol=1e-10)
-    step = (inverse @ rows[..., None])[..., 0]
-    return q - (step - step.detach())
+    step = (inverse @ rows[..., None])[..., 0] * inside
+    numbers = Geometry(*(value.detach() for value in problem.numbers))
+    return turned(problem.tree, numbers, q, step.detach() - step)
