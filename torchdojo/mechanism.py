@@ -655,9 +655,9 @@ class Mechanism(JointSpace):
     ) -> Posture:
         """Coordinates within the limits of the joints at which bodies are where the targets say: ``mech.inverse_kinematics(target).q``.
 
-        Levenberg and Marquardt's method starts at q, and then from the random coordinates whose poses are nearest to the targets. Coordinates
-        that move no body with a target stay. The result has first derivatives by targets and parameters, those of the least change, with
-        coordinates at limits held.
+        Levenberg and Marquardt's method starts at q, and then from the random coordinates whose poses are nearest to the targets.
+        Coordinates that move no body with a target stay. The result has first derivatives by targets and parameters: those of the least
+        change, with coordinates at limits held. It has the dtype of q, or of `initial_state`.
 
         Args:
             targets: one or several `td.PoseTarget`. Batch dimensions of their numbers and of q broadcast.

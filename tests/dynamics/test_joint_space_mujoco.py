@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import shared_path
 from torch import Tensor
 
 import torchdojo as td
+from conftest import shared_path
 from torchdojo import quaternion as quat
 from torchdojo.io import mjcf_state, read_mjcf
 

@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from conftest import shared_path
 from torch import Tensor
 
 import torchdojo as td
+from conftest import shared_path
 from torchdojo import models
 from torchdojo import quaternion as quat
 
@@ -186,7 +186,7 @@ def test_bad_input(panda: td.Mechanism) -> None:
         panda.inverse_kinematics(target, tolerance=0.0)
     with pytest.raises(ValueError, match=r"hold names 'joint9'; allowed: \['joint1'"):
         panda.inverse_kinematics(target, hold=["joint9"])
-    with pytest.raises(RuntimeError, match="works inside no torch.func transform"):
+    with pytest.raises(RuntimeError, match=r"works inside no torch\.func transform"):
         torch.func.vmap(lambda p: panda.inverse_kinematics(td.PoseTarget("link7", p)).q)(torch.zeros(2, 3))
     fourbar = models.make("fourbar")
     with pytest.raises(ValueError, match="closes a loop or couples coordinates"):

@@ -1,7 +1,7 @@
 """Dynamics of the bodies in joint coordinates: M(q) q̈ + c(q, q̇) = τ, Jacobians and momenta, differentiable to any order.
 
-State/kinematics.py gives the screw (s, w) of each coordinate, at a fixed point O. A coordinate moves all bodies behind its joint as one. Their
-mass m, first moment m c and inertia J about O are sums over the subtree, so their momentum for a unit rate is
+The file state/kinematics.py has the screw (s, w) of each coordinate, at a fixed point O. A coordinate moves all bodies behind its joint as
+one. Their mass m, first moment m c and inertia J about O are sums over the subtree, so their momentum for a unit rate is
 
     p = m s + w × m c          L = J w + m c × s
 
@@ -108,7 +108,7 @@ class JointSpace(Structure):
             self._tree_tables = tree_of(self.tree_order(), self.named_joints())
         return self._tree_tables
 
-    # -- equations of motion -----------------------------------------------------------------------------------------------------------------
+    # -- equations of motion ---------------------------------------------------------------------------------------------------------------
 
     @in_float64
     def mass_matrix(self, q: Tensor) -> Tensor:
@@ -169,7 +169,7 @@ class JointSpace(Structure):
         self.check_tensor("qdd", qdd, self.num_coordinates)
         return self._inverse_dynamics(q, qd, qdd)
 
-    # -- Jacobians and momentum --------------------------------------------------------------------------------------------------------------
+    # -- Jacobians and momentum ------------------------------------------------------------------------------------------------------------
 
     @in_float64
     def point_jacobian(self, q: Tensor, body: str, point: Tensor | None = None) -> Tensor:
@@ -249,7 +249,7 @@ class JointSpace(Structure):
         self.check_tensor("qd", qd, self.num_coordinates)
         return (self.centroidal_matrix(q) @ qd[..., None])[..., 0]
 
-    # -- parts -------------------------------------------------------------------------------------------------------------------------------
+    # -- parts -----------------------------------------------------------------------------------------------------------------------------
 
     def _configuration(self, q: Tensor, batch: Sequence[int] = ()) -> _Bodies:
         self.check_tensor("q", q, self.num_coordinates)

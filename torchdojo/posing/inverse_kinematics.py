@@ -5,23 +5,22 @@ Levenberg and Marquardt's iteration makes them small, with a damping that vanish
 
     δ = −Jᵀ(J Jᵀ + μI)⁻¹ r   with   μ = ½|r|²
 
-Coordinates at a limit are held while δ would move them outwards. The iteration ends in local minima, most of them at limits. So it starts anew
-from the random configuration whose targets are nearest to the given ones, then from the next nearest. Each environment has its own count.
+Coordinates at a limit are held while δ would move them outwards. The iteration may end in a local minimum, mostly at limits. So it starts
+anew from the random configuration whose poses are nearest to the targets, then from the next nearest.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
-from torchdojo.elements.joints import StandardJoint
 from torchdojo.parameters import as_tensor, broadcast_shapes, require, transforming
-from torchdojo.state.kinematics import Geometry, Tree, apply, cross, environments_last, geometry, kinematics, modules_of, turned
+from torchdojo.state.kinematics import Geometry, Tree, apply, cross, geometry, kinematics, modules_of, turned
 from torchdojo.structure import Structure
 
 __all__ = ["PoseTarget", "Posture", "Search", "inverse_kinematics"]
@@ -40,9 +39,9 @@ class PoseTarget(NamedTuple):
     """
 
     body: str
-    position: object = None
-    orientation: object = None
-    point: object = (0.0, 0.0, 0.0)
+    position: Any = None
+    orientation: Any = None
+    point: Any = (0.0, 0.0, 0.0)
     weight: float = 1.0
 
 
@@ -81,9 +80,10 @@ class _Target(NamedTuple):
     point: Tensor  # (3,)
     weight: float
 
-    def of(self, rows: Tensor) -> _Target:
-        """For some environments."""
-        return self._replace(**{name: None if (v := getattr(self, name)) is None else v[rows] for name in ("position", "orientation")})
+    def each(self, function: Callable[[Tensor], Tensor]) -> _Target:
+        """With a function of the numbers."""
+        position, orientation = (None if value is None else function(value) for value in (self.position, self.orientation))
+        return self._replace(position=position, orientation=orientation)
 
 
 class _Problem(NamedTuple):
@@ -96,7 +96,9 @@ class _Problem(NamedTuple):
     def of(self, rows: Tensor) -> _Problem:
         """For some environments."""
         numbers = Geometry(*(value[rows] if value.ndim > 2 else value for value in self.numbers))
-        return _Problem(self.tree, numbers, [target.of(rows) for target in self.targets], self.lower[rows], self.upper[rows])
+        return _Problem(
+            self.tree, numbers, [target.each(lambda value: value[rows]) for target in self.targets], self.lower[rows], self.upper[rows]
+        )
 
 
 def inverse_kinematics(
@@ -135,7 +137,7 @@ def inverse_kinematics(
     problem = _Problem(
         tree,
         Geometry(*(spread(value, 2) if value.ndim > 2 else value for value in numbers)),
-        [t._replace(**{k: None if (v := getattr(t, k)) is None else spread(v) for k in ("position", "orientation")}) for t in read],
+        [target.each(spread) for target in read],
         *(spread(bound) for bound in bounds),
     )
     q = spread(q)
@@ -215,7 +217,7 @@ def _free(mech: Structure, tree: Tree, targets: Sequence[_Target], hold: Sequenc
     return free.to(mech.gravity.device)
 
 
-def _refuse(label: str, opened: Tensor, places: dict[object, slice]) -> None:
+def _refuse(label: str, opened: Tensor, places: Mapping[Any, slice]) -> None:
     if bool(opened.any()):
         names = [str(name) for name, place in places.items() if bool(opened[place].any())]
         raise ValueError(

@@ -9,8 +9,8 @@ frame, and s is the velocity of the body's material at a fixed point O next to t
 So the twist of a body is the sum over the coordinates of its ancestors, and sums over a tree are products with 0/1 matrices. With two free
 rotations, the joint stays assembled only if the turn has a part k n across both axes, with k = n · (p⃗ × f)/p₀ (`StandardJoint`).
 
-Here the environments are the last dimension: (3, E, B), (3, 3, E, B). Each operation then runs over long rows of memory, which takes a fifth
-of the time. What all environments share has B = 1.
+Here the environments are the last dimension: (3, E, B), (3, 3, E, B). Each operation then runs over long rows of memory, which takes a
+third of the time (scripts/bench_body_dynamics.py). What all environments share has B = 1.
 """
 
 from __future__ import annotations
@@ -25,10 +25,24 @@ from torchdojo import quaternion as quat
 from torchdojo.elements.element import orthonormal_complement, unit
 from torchdojo.elements.joint import FreePose, Joint
 from torchdojo.elements.joints import StandardJoint
-from torchdojo.parameters import broadcast_shapes, stacked
+from torchdojo.parameters import stacked
 from torchdojo.state.minimal import JointOrder
 
-__all__ = ["Double", "Geometry", "Kinematics", "Tree", "apply", "cross", "dot", "environments_last", "geometry", "kinematics", "modules_of", "tree_of", "turned"]
+__all__ = [
+    "Double",
+    "Geometry",
+    "Kinematics",
+    "Tree",
+    "apply",
+    "cross",
+    "dot",
+    "environments_last",
+    "geometry",
+    "kinematics",
+    "modules_of",
+    "tree_of",
+    "turned",
+]
 
 
 class Tree(NamedTuple):
@@ -65,7 +79,7 @@ def tree_of(order: Sequence[JointOrder], joints: Mapping[str, Joint]) -> Tree:
                 f"joint {entry.name!r}: got a {type(entry.joint).__name__} in the spanning tree; allowed: the standard joints, whose free "
                 "directions are known; compute with mech.to_maximal and its derivatives instead"
             )
-    depth, rows = {-1: -1}, list[JointOrder]()
+    depth = {-1: -1}
     for entry in order:
         depth[entry.child] = depth[entry.parent] + 1
     rows = sorted(order, key=lambda entry: depth[entry.child])
@@ -86,7 +100,7 @@ def tree_of(order: Sequence[JointOrder], joints: Mapping[str, Joint]) -> Tree:
         if entry.parent >= 0:
             above[e] += above[place[entry.parent]]
         moves[e] = own[e] if entry.parent < 0 else own[e] + moves[place[entry.parent]]
-    levels, first = [], 0
+    levels, first = list[tuple[slice, Tensor | None]](), 0
     while first < size:
         last, before = first, levels[-1][0].start if levels else 0
         while last < size and depth[rows[last].child] == len(levels):
@@ -299,7 +313,8 @@ def _axes(tree: Tree, axis: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     along = torch.cat((axis[..., None, :], torch.zeros_like(axis)[..., None, :].expand(*axis.shape[:-1], 2, 3)), dim=-2)
     across = nn.functional.pad(orthonormal_complement(axis), (0, 0, 0, 1))
     translations, rotations = (
-        torch.where(free == 1, along, torch.where(free == 2, across, torch.where(free == 3, eye, 0.0))) for free in tree.free.to(axis.device)
+        torch.where(free == 1, along, torch.where(free == 2, across, torch.where(free == 3, eye, 0.0)))
+        for free in tree.free.to(axis.device)
     )
     normal = torch.where(tree.free[1, ..., 0].to(axis.device) == 2, axis, 0.0)
     return translations, rotations, normal
