@@ -45,6 +45,9 @@ __all__ = [
 ]
 
 
+FEW = 16  # environments
+
+
 class Tree(NamedTuple):
     """What does not change with numbers. Bodies, and the joints that carry them, are in the order of their depth: E of them."""
 
@@ -173,8 +176,15 @@ def environments_last(value: Tensor, core: int, batch: Sequence[int]) -> Tensor:
     return value.expand(*batch, *value.shape[value.ndim - core :]).flatten(0, -core - 1).movedim(0, -1)
 
 
+def _few(value: Tensor) -> bool:
+    """Whether fewer operations count for more than how fast each runs through memory."""
+    return value.shape[-1] <= FEW
+
+
 def cross(a: Tensor, b: Tensor) -> Tensor:
     """a × b over the first dimension, (3, ...)."""
+    if _few(a) and _few(b):
+        return torch.linalg.cross(*torch.broadcast_tensors(a, b), dim=0)
     (a0, a1, a2), (b0, b1, b2) = a.unbind(0), b.unbind(0)
     parts = (a1 * b2, a2, b1), (a2 * b0, a0, b2), (a0 * b1, a1, b0)
     return torch.stack([torch.addcmul(product, left, right, value=-1) for product, left, right in parts])
@@ -182,6 +192,8 @@ def cross(a: Tensor, b: Tensor) -> Tensor:
 
 def dot(a: Tensor, b: Tensor) -> Tensor:
     """a · b over the first dimension."""
+    if _few(a) and _few(b):
+        return (a * b).sum(0)
     total = a[0] * b[0]
     for left, right in zip(a[1:], b[1:], strict=True):
         total = torch.addcmul(total, left, right)
@@ -190,6 +202,8 @@ def dot(a: Tensor, b: Tensor) -> Tensor:
 
 def apply(matrix: Tensor, value: Tensor) -> Tensor:
     """Matrices (k, 3, ...) times vectors (3, ...), or times matrices (3, l, ...) if the matrices get a dimension, (k, 3, 1, ...)."""
+    if _few(value) and _few(matrix):
+        return (matrix * value).sum(1)
     first = torch.addcmul(matrix[:, 0] * value[0], matrix[:, 1], value[1])
     return torch.addcmul(first, matrix[:, 2], value[2])
 
