@@ -51,6 +51,7 @@ from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io import load
 from torchdojo.io.pieces import decompose, load_mesh
 from torchdojo.mechanism import Mechanism, Trajectory
+from torchdojo.posing.inverse_kinematics import PoseTarget, Posture
 from torchdojo.posing.poses import Keyframe
 from torchdojo.scenes import combine
 from torchdojo.solver.options import GradientMode, RandomizedSmoothing, SolverOptions, Status
@@ -97,6 +98,8 @@ __all__ = [
     "PlanarFree",
     "PlanarOrbital",
     "Plane",
+    "PoseTarget",
+    "Posture",
     "Prismatic",
     "PrismaticOrbital",
     "RandomizedSmoothing",

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics import energy
+from torchdojo.dynamics.joint_space import JointSpace
 from torchdojo.elements.contacts import Contact, NonlinearContact
 from torchdojo.elements.touching import Solids, added, on_ground, removed
 from torchdojo.engine import linearize, minimal, observables
@@ -31,7 +32,8 @@ from torchdojo.geometry.visuals import Visual
 from torchdojo.geometry.world import World
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.parameters import Modules, transforming, warn_user
-from torchdojo.posing import loops, placement
+from torchdojo.posing import inverse_kinematics, loops, placement
+from torchdojo.posing.inverse_kinematics import PoseTarget, Posture
 from torchdojo.posing.poses import Keyframe, keyframe, within_limits
 from torchdojo.posing.scene_parts import Part, part_of, spread_values
 from torchdojo.precision import in_float64
@@ -40,7 +42,6 @@ from torchdojo.state import minimal as tree
 from torchdojo.state import signs
 from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.state.stiffness import warn_of_stiff_springs
-from torchdojo.structure import Structure
 
 if TYPE_CHECKING:
     from torchdojo.viewer.animation import Animation
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["Mechanism", "StepOutput", "Trajectory"]
 
 
-class Mechanism(Structure):
+class Mechanism(JointSpace):
     """Bodies, joints and contacts, stepped with hard contact and differentiated through the step.
 
     Args:
@@ -640,6 +641,36 @@ class Mechanism(Structure):
             ValueError: a loop or coupling that cannot be closed, where the message gives the remaining gap [m, rad]; unknown names.
         """
         return loops.close_loops(self, z, hold)
+
+    def inverse_kinematics(
+        self,
+        targets: PoseTarget | Sequence[PoseTarget],
+        q: Tensor | None = None,
+        *,
+        hold: Sequence[str] = (),
+        starts: int = 32,
+        iterations: int = 16,
+        tolerance: float = 1e-6,
+        seed: int = 0,
+    ) -> Posture:
+        """Coordinates within the limits of the joints at which bodies are where the targets say: ``mech.inverse_kinematics(target).q``.
+
+        Levenberg and Marquardt's method starts at q, and then from the random coordinates whose poses are nearest to the targets.
+        Coordinates that move no body with a target stay. The result has first derivatives by targets and parameters: those of the least
+        change, with coordinates at limits held. It has the dtype of q, or of `initial_state`.
+
+        Args:
+            targets: one or several `td.PoseTarget`. Batch dimensions of their numbers and of q broadcast.
+            q: (..., num_coordinates) to start from; None: as near to zero as limits allow. hold: names of joints whose coordinates stay.
+            starts: largest number of starts, `iterations` each; 1: only from q. seed: of the random coordinates.
+            tolerance: largest distance [m] and angle [rad] from the targets with success.
+
+        Raises:
+            ValueError: unknown names, no target, a loop or coupling that the motion would open.
+            RuntimeError: inside a `torch.func` transform.
+        """
+        of_call = inverse_kinematics.Search(hold, starts, iterations, tolerance, seed)
+        return inverse_kinematics.inverse_kinematics(self, self.body_tree(), targets, q, of_call)
 
     @in_float64
     def to_minimal(self, z: Tensor) -> tuple[Tensor, Tensor]:
