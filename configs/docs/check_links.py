@@ -24,7 +24,7 @@ class Page(HTMLParser):
 
 
 def dead_links(site: Path) -> list[str]:
-    """"page: target" of each link that leads nowhere, or out of the folder. Links to other hosts are not followed."""
+    """ "page: target" of each link that leads nowhere, or out of the folder. Links to other hosts are not followed."""
     site = site.resolve()
     pages = {path: Page(path.read_text()) for path in sorted(site.rglob("*.html"))}
     dead = []

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 LINK_TO_FOLDER = re.compile(r"(?<!!)\[([^\]]+)\]\(([^)#:\s]+)\)")
 CODE_OR_MARKUP = re.compile(r"``.+?``|`[^`]+`|:\w+:`[^`]+`|[|*]|(?<=\w)_(?=\W|$)")
 FIELD = re.compile(r"^[A-Za-z_]\w*(?:, \w+)*: ")  # "z: (..., 13 nb) states": a line of a class of results
+SECTIONS = ("Args:", "Attributes:", "Raises:")
 FLUSH = re.compile(r"\S(?!.*::$)")  # a line of a paragraph that starts at the margin
 PARAGRAPH = 200  # characters of a page's first paragraph in llms.txt
 
@@ -44,6 +45,7 @@ def link_folders(app: Sphinx, page: str, source: list[str]) -> None:
 
 def tolerate_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Fields of results become lists, indented equations literal blocks, and signs outside of code no markup."""
+    lines[:] = one_entry_per_line(lines, names_of(obj))
     if inspect.isclass(obj) and (issubclass(obj, tuple) or hasattr(obj, "__dataclass_fields__")):
         lines[:] = list_fields(lines)
     result: list[str] = []
@@ -67,6 +69,31 @@ def tolerate_docstring(app: Sphinx, what: str, name: str, obj: Any, options: Any
             text.append(line)
     finish()
     lines[:] = result
+
+
+def names_of(obj: Any) -> list[str]:
+    """Arguments of a function or class, and fields of a named tuple."""
+    try:
+        return [*inspect.signature(obj).parameters, *getattr(obj, "_fields", ())]
+    except (TypeError, ValueError):
+        return []
+
+
+def one_entry_per_line(lines: list[str], names: list[str]) -> list[str]:
+    """Breaks "z: state. u: input." of a section, and the errors of "Raises:", into a line for each."""
+    name = "|".join(map(re.escape, sorted(names, key=len, reverse=True))) or "$^"
+    again = re.compile(rf"(?<=\.) (?=(?:{name})(?:, (?:{name}))*: |[A-Z]\w*Error: )")
+    result, indent = [], None  # the indentation of entries, inside of a section
+    for i, line in enumerate(lines):
+        if line in SECTIONS:
+            indent = "    "
+        elif FIELD.match(line) and not lines[i - 1].strip():
+            indent = ""
+        elif not line.strip():
+            indent = None
+        pieces = again.split(line) if indent is not None else [line]
+        result += [pieces[0], *(f"{indent}{piece}" for piece in pieces[1:])]
+    return result
 
 
 def escape(match: re.Match[str]) -> str:
