@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchdojo.dynamics import energy
 from torchdojo.elements.contacts import Contact, NonlinearContact
+from torchdojo.elements.near_rule import Near, NearRule
 from torchdojo.elements.touching import Solids, added, on_ground, removed
 from torchdojo.engine import linearize, minimal, observables
 from torchdojo.engine.adaptive import AdaptiveOptions, adaptive_options
@@ -469,7 +470,16 @@ class Mechanism(Structure):
         """
         return part_of(self, self.part_names, name)
 
-    def add_contact(self, a: str, b: str | World, *, model: Callable[..., Contact] = NonlinearContact, **arguments: Any) -> list[str]:
+    def add_contact(
+        self,
+        a: str,
+        b: str | World,
+        *,
+        model: Callable[..., Contact] = NonlinearContact,
+        near: Near = "auto",
+        slots: int | None = None,
+        **arguments: Any,
+    ) -> list[str]:
         """Let bodies touch each other with their shapes, ``mech.add_contact("hand", "crate", friction=0.8)``; names of the contacts.
 
         As every edit, it may come at any time, and solutions for warm starts change. `td.combine` says which shapes touch.
@@ -477,11 +487,12 @@ class Mechanism(Structure):
         Args:
             a, b: names of bodies or parts, or patterns ("robot/*_foot"); for b also a fixed shape or `td.Plane` of the world.
             model, arguments: class of the contacts, and its keywords.
+            near, slots: as in `td.combine`.
 
         Raises:
-            ValueError: unknown names, bodies that touch already, shapes without contacts with each other. Nothing changes then.
+            ValueError: unknown names, a pair of one body, bodies that touch already, shapes without contacts with each other. Nothing changes then.
         """
-        made = added(self._solids(), self.named_contacts(), a, b, model, **arguments)
+        made = added(self._solids(), self.named_contacts(), a, b, model, NearRule(near, slots), **arguments)
         self.contacts.update(made)
         return list(made)
 

@@ -22,6 +22,7 @@ from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.elements.couplings import JointCoupling, infeasible
 from torchdojo.elements.joint import TURN
+from torchdojo.elements.near_rule import Near, NearRule
 from torchdojo.geometry.shapes import Shape
 from torchdojo.geometry.visuals import Visual
 from torchdojo.io.pairs import PairInfo, between_bodies, note_overlaps, of_geometry, pair_contacts
@@ -281,7 +282,17 @@ def bodies_on_ground(ground: Ground, planes: int, joints: Mapping[str, JointInfo
 
 
 def assemble(
-    robot: RobotInfo, *, contacts: Any, friction: float | None, timestep: Any, gravity: Any, part: str, remedy: str, ground: Ground = "auto"
+    robot: RobotInfo,
+    *,
+    contacts: Any,
+    friction: float | None,
+    timestep: Any,
+    gravity: Any,
+    part: str,
+    remedy: str,
+    ground: Ground = "auto",
+    near: Near = "auto",
+    slots: int | None = None,
 ) -> Mechanism:
     """Build the mechanism that a description says, with its `load_report`. `announce` (report.py) then warns of it, or refuses it.
 
@@ -292,6 +303,7 @@ def assemble(
         timestep: [s]. gravity: (3,) [m/s^2], world frame.
         part: name of a link in the words of the format. remedy: for an inertia that no body can have.
         ground: False: nobody expects contacts with the ground.
+        near, slots: of near contacts, as in `td.combine`.
 
     Raises:
         ValueError: unknown names, impossible numbers; the message names the file and the element.
@@ -300,6 +312,7 @@ def assemble(
         raise ValueError(
             f"contacts is {contacts!r}; allowed: 'collision', 'all', td.Filter(...), None, or a mapping from names to contacts"
         )
+    rule = NearRule(near, slots)
     notes: tuple[LoadEntry | str, ...] = ()
     if of_geometry(contacts):
         notes = robot.contact_notes
@@ -317,7 +330,7 @@ def assemble(
             moving[follower] = _joint(robot, _without_limit(robot.joints[follower], limits, couplings[name].coordinates[1]))
     bodies = {name: _body(robot, info, part, remedy) for name, info in robot.bodies.items()}
     if between_bodies(contacts):
-        modules |= pair_contacts(robot.pairs, bodies, moving, contacts, friction, modules, robot.findings)
+        modules |= pair_contacts(robot.pairs, bodies, moving, contacts, friction, modules, robot.findings, rule)
     try:
         _soften(robot, bodies, moving, timestep)
         mech = Mechanism(bodies, moving, modules, couplings=couplings, timestep=timestep, gravity=gravity)
