@@ -490,7 +490,8 @@ class Mechanism(Structure):
             near, slots: as in `td.combine`.
 
         Raises:
-            ValueError: unknown names, a pair of one body, bodies that touch already, shapes without contacts with each other. Nothing changes then.
+            ValueError: unknown names, a pair of one body, bodies that touch already, shapes without contacts with each other. Nothing
+                changes then.
         """
         made = added(self._solids(), self.named_contacts(), a, b, model, NearRule(near, slots), **arguments)
         self.contacts.update(made)
@@ -532,7 +533,8 @@ class Mechanism(Structure):
         and couplings are left open, which gives fewer pairs. No finite number of samples is a proof: a `margin` covers what they miss.
 
         Args:
-            samples: number of configurations. margin: distance that all contacts of a pair keep [m]. seed: of the samples.
+            samples: number of configurations. margin: distance that all contacts of a pair keep [m], of near contacts at least their reach
+                of 1 mm. seed: of the samples.
 
         Raises:
             ValueError: no samples, a negative margin.
@@ -679,7 +681,11 @@ class Mechanism(Structure):
 
     @in_float64
     def distances(self, z: Tensor) -> Tensor:
-        """Signed distance of every contact [m], (..., number of contacts), contacts in order."""
+        """Signed distance of every contact [m], (..., number of contacts), contacts in order.
+
+        Near contacts without a place within their reach of 1 mm have 2 mm. In states of another batch than that of the last step, their
+        slots have the places that are near there.
+        """
         return observables.distances(self.backends, self.options, z)
 
     @in_float64
@@ -708,9 +714,10 @@ class Mechanism(Structure):
             result: what `step` or `rollout` returned, or its impulses (..., n). repeat: steps of each period, as in `rollout`.
 
         Raises:
-            ValueError: states that are not those after the steps, shapes that do not fit. TypeError: another kind of result.
+            ValueError: states that are not those after the steps, shapes that do not fit; near contacts that acted, in other steps than the
+                last one, whose terms alone they have. TypeError: another kind of result.
         """
-        return contact_report(self, z, result, repeat)
+        return contact_report(self, self.backends, self.options, z, result, repeat)
 
     @in_float64
     def unwind(self, z: Tensor, *, near: Tensor | None = None) -> Tensor:

@@ -161,6 +161,8 @@ class PhysicalModule(nn.Module):
     optional: ClassVar[dict[str, int]] = {}
     #: attributes that decide on the equations; a mechanism that has the module is laid out anew when one is assigned
     structural: ClassVar[frozenset[str]] = frozenset()
+    #: fields that steps set for each environment; a batch of them makes no mechanism that differs between environments
+    chosen: ClassVar[frozenset[str]] = frozenset()
     noun: ClassVar[str] = "module"  # in error messages
 
     def set_fields(self, fields: Mapping[str, int]) -> None:

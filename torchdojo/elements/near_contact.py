@@ -38,6 +38,7 @@ class NearContact(NonlinearContact):
     """
 
     fields: ClassVar[dict[str, int]] = {"friction": 0, "term": 1, "fading": 0}
+    chosen: ClassVar[frozenset[str]] = frozenset({"term", "fading"})
     # A patch of several places resists turning by itself. A bounce leaves the reach within its step, where impulses are zero.
     laws = tuple(law for law in Contact.laws if law != "restitution")
     term: Tensor

@@ -89,8 +89,8 @@ class Made(NamedTuple):
         said = []
         if self.left_out:
             said.append(
-                f"no contacts between {_listed(self.left_out)}: near contacts join spheres, capsules, boxes, cylinders and hulls that enclose "
-                "a volume, with model=td.NonlinearContact or td.ImpactContact, without batches of sizes or sizes that require grad"
+                f"no contacts between {_listed(self.left_out)}: spheres, capsules, boxes, cylinders and solid hulls touch each other "
+                "(near contacts with model=td.NonlinearContact or td.ImpactContact, sizes without batches or gradients)"
             )
         if self.by_points:
             said.append(f"only points of one shape, and no edges or faces, touch the other between {_listed(self.by_points)}")
