@@ -61,9 +61,9 @@ class NearRule:
         p, q = self.core(a, body), self.core(b, other or label)
         if p is None or q is None:
             return None
-        friction = {"friction": arguments.get("friction", 0.5) if model is NonlinearContact else 0.0}
-        laws = {name: value for name, value in arguments.items() if name in NearContact.laws}
-        found = near_slots(body, p, other, q, self.slots or slots_of(p, q, linked), **laws, **friction)
+        laws: dict[str, Any] = {name: value for name, value in arguments.items() if name in NearContact.laws}
+        laws["friction"] = arguments.get("friction", 0.5) if model is NonlinearContact else 0.0
+        found = near_slots(body, p, other, q, self.slots or slots_of(p, q, linked), **laws)
         return {f"{label}_near{k}": contact for k, contact in enumerate(found)}
 
     @staticmethod

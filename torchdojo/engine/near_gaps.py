@@ -33,10 +33,10 @@ class Cores:
     """The distances of pairs of cores, all at once."""
 
     def __init__(self, pairs: Sequence[NearPair]) -> None:
-        self.bodies = torch.tensor([pair.bodies for pair in pairs]).reshape(-1, 2)
+        self.bodies = torch.tensor([pair.bodies for pair in pairs], dtype=torch.long).reshape(-1, 2)
         sides = list(zip(*(pair.slots[0].shapes for pair in pairs), strict=True)) or [(), ()]
         self.vertices, self.radii = [_padded(side) for side in sides], [_numbers([core.radius for core in side]) for side in sides]
-        self.centers = [torch.stack([core.center for core in side]) if side else torch.zeros(0, 3) for side in sides]
+        self.centers = [torch.stack([core.center for core in side]) if side else torch.zeros(0, 3, dtype=torch.float64) for side in sides]
         self.extents = [_numbers([core.extent for core in side]) for side in sides]
 
     @torch.no_grad()

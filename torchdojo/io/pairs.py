@@ -69,8 +69,8 @@ def pair_contacts(
     world = {info.surface: info.other_shape for info in pairs.values() if info.other is None}
     solids = Solids(bodies, joints.values(), world)
     if isinstance(contacts, Filter):
-        rule = replace(contacts, neighbors=contacts.neighbors or 0)  # the file itself says which neighbors touch
-        allowed = {frozenset(pair[:2]) for pair in selected(solids, rule)}
+        asked = replace(contacts, neighbors=contacts.neighbors or 0)  # the file itself says which neighbors touch
+        allowed = {frozenset(pair[:2]) for pair in selected(solids, asked)}
         pairs = {name: info for name, info in pairs.items() if frozenset(info.names) in allowed}
     result: dict[str, Contact] = {}
     known = set(taken)

@@ -12,6 +12,7 @@ from torchdojo.elements.actuators import Actuator, Actuators
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, NonlinearContact
 from torchdojo.elements.joints import Floating
+from torchdojo.elements.near_contact import NearContact
 from torchdojo.elements.near_rule import Near, NearRule
 from torchdojo.elements.touching import Solids, contacts_of, selected
 from torchdojo.geometry.heights import HeightField
@@ -104,7 +105,8 @@ def combine(
         options=_common_options(mechanisms, options),
     )
     mech.part_names = tuple(name for name in pieces if name not in world)
-    touched = {contact.surface_name for contact in mech.named_contacts().values() if contact.other is None}
+    fixed = [contact for contact in mech.named_contacts().values() if contact.other is None]
+    touched = {contact.surface_name for contact in fixed if not isinstance(contact, NearContact)}
     mech.scenery = tuple(visual for piece in mechanisms.values() for visual in piece.scenery) + drawn(world, touched)
     mech.load_report = {name: piece.load_report for name, piece in mechanisms.items() if piece.load_report is not None} or None
     dtypes = {piece.state_dtype for piece in mechanisms.values()}
