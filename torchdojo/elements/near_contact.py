@@ -43,6 +43,7 @@ class NearContact(NonlinearContact):
     laws = tuple(law for law in Contact.laws if law != "restitution")
     term: Tensor
     fading: Tensor
+    in_scenery: bool = False  #: whether the scenery of the mechanism draws the fixed shape
 
     def __init__(self, body: str, *, shapes: tuple[Polytope, Polytope], other: str | None = None, friction: Any = 0.5, **laws: Any) -> None:
         Element.__init__(self)

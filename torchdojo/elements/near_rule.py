@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, cast
 
 from torch import Tensor
 
@@ -19,6 +20,11 @@ __all__ = ["Near", "NearRule"]
 #: "auto": shapes that have no closed form with each other. True: all pairs. False: none.
 Near = bool | Literal["auto"]
 MOST_CORNERS = 64  # of a hull that touches; the cost of a pair grows with the product of both numbers
+
+
+def pieces_of(shape: Shape) -> Sequence[Shape]:
+    """The convex shapes that touch for a shape."""
+    return shape.pieces if isinstance(shape, Hull) and shape.pieces else (shape,)
 
 
 class NearRule:
@@ -58,13 +64,17 @@ class NearRule:
         """
         if model not in (NonlinearContact, ImpactContact):
             return None
-        p, q = self.core(a, body), self.core(b, other or label)
-        if p is None or q is None:
+        sides = [[self.core(piece, name) for piece in pieces_of(shape)] for shape, name in ((a, body), (b, other or label))]
+        if any(core is None for side in sides for core in side):
             return None
         laws: dict[str, Any] = {name: value for name, value in arguments.items() if name in NearContact.laws}
         laws["friction"] = arguments.get("friction", 0.5) if model is NonlinearContact else 0.0
-        found = near_slots(body, p, other, q, self.slots or slots_of(p, q, linked), **laws)
-        return {f"{label}_near{k}": contact for k, contact in enumerate(found)}
+        several = max(map(len, sides)) > 1
+        result: dict[str, NearContact] = {}
+        for (i, p), (j, q) in itertools.product(*map(enumerate, cast(list[list[Polytope]], sides))):
+            found = near_slots(body, p, other, q, self.slots or slots_of(p, q, linked), **laws)
+            result |= {f"{label}{f'_{i}_{j}' if several else ''}_near{k}": contact for k, contact in enumerate(found)}
+        return result
 
     @staticmethod
     def lost(arguments: dict[str, Any]) -> list[str]:

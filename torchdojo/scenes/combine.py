@@ -107,6 +107,9 @@ def combine(
     mech.part_names = tuple(name for name in pieces if name not in world)
     fixed = [contact for contact in mech.named_contacts().values() if contact.other is None]
     touched = {contact.surface_name for contact in fixed if not isinstance(contact, NearContact)}
+    for contact in fixed:
+        if isinstance(contact, NearContact) and contact.surface_name in world:
+            contact.in_scenery = True
     mech.scenery = tuple(visual for piece in mechanisms.values() for visual in piece.scenery) + drawn(world, touched)
     mech.load_report = {name: piece.load_report for name, piece in mechanisms.items() if piece.load_report is not None} or None
     dtypes = {piece.state_dtype for piece in mechanisms.values()}

@@ -145,7 +145,8 @@ class _Builder:
             if contact.other is not None:
                 continue
             if isinstance(contact, NearContact):
-                self.add_core(contact.shapes[1])
+                if not contact.in_scenery:
+                    self.add_core(contact.shapes[1])
             elif contact.other_kind == "heights":
                 self.add_terrain(contact)
             elif contact.other_kind != "surface":
@@ -161,7 +162,7 @@ class _Builder:
                 self.add_terrain(contact)
 
     def add_core(self, core: Polytope) -> None:
-        """A fixed shape with near contacts: its core, which lies inside of what the scenery may draw of it."""
+        """A fixed shape with near contacts: its core, which lies up to 1 mm inside."""
         if id(core) in self.cores:
             return
         self.cores.add(id(core))

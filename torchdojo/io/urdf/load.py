@@ -42,6 +42,7 @@ def load_urdf(
     ground: Ground = "auto",
     near: Near = "auto",
     slots: int | None = None,
+    srdf: str | Path | None = None,
     strict: bool = False,
 ) -> Mechanism:
     """Build a mechanism from a URDF file, standard, with Bullet's extensions, or in the dialect of the original Dojo.
@@ -82,6 +83,7 @@ def load_urdf(
             report both. Otherwise such an inertia is an error. A principal moment of zero becomes a small ball's in any case.
         mesh: what collision meshes become, where `contacts` asks for the collision geometry. "skip": contacts at vertices of their convex
             hulls; a mesh that is not there or cannot be read is left out and reported. "hull": the same, but such a mesh is an error.
+            "pieces": likewise, and convex pieces of it (`td.decompose`) touch other bodies, where these touch each other.
             None: no contact.
         mesh_path: a folder or several that meshes are looked up in first. Then come the folder of the file and its parents, and those of
             the environment variable ROS_PACKAGE_PATH. For ``package://NAME/PATH`` it is the folder that holds the package, the package, or
@@ -91,12 +93,13 @@ def load_urdf(
             none.
         near, slots: of contacts between bodies, as in `td.combine`: "auto" gives near contacts to shapes without a closed form (cylinders,
             hulls), True to all but ellipsoids, False to none. `slots` of each pair; None: by the shapes, at most 8 for two links.
+        srdf: a file whose ``<disable_collisions>`` leave out pairs of links; it matters where bodies touch each other.
         strict: refuse a file of which anything is lost that the motion depends on. Otherwise one warning has it, and
             ``mech.load_report`` as data (`torchdojo.io.LoadReport`).
 
     Raises:
         ImportError: with meshes, `trimesh` or `scipy` is not installed.
-        FileNotFoundError: there is no such file, or, with ``mesh="hull"``, no such mesh.
+        FileNotFoundError: there is no such file or SRDF, or, with ``mesh="hull"``, no such mesh.
         ValueError: malformed or unsupported content, no link with mass, an impossible mass or inertia, unknown names, loops that cannot be
             closed. The message names the file and the element.
     """
@@ -112,6 +115,7 @@ def load_urdf(
         mesh_points=mesh_points,
         ground=ground,
         between=between_bodies(contacts),
+        srdf=srdf,
     )
     mech = assemble(
         robot,
