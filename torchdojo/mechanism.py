@@ -13,6 +13,7 @@ from torch import Tensor
 from torchdojo.dynamics import energy
 from torchdojo.dynamics.joint_space import JointSpace
 from torchdojo.elements.contacts import Contact, NonlinearContact
+from torchdojo.elements.near_rule import Near, NearRule
 from torchdojo.elements.touching import Solids, added, on_ground, removed
 from torchdojo.engine import linearize, minimal, observables
 from torchdojo.engine.adaptive import AdaptiveOptions, adaptive_options
@@ -470,7 +471,16 @@ class Mechanism(JointSpace):
         """
         return part_of(self, self.part_names, name)
 
-    def add_contact(self, a: str, b: str | World, *, model: Callable[..., Contact] = NonlinearContact, **arguments: Any) -> list[str]:
+    def add_contact(
+        self,
+        a: str,
+        b: str | World,
+        *,
+        model: Callable[..., Contact] = NonlinearContact,
+        near: Near = "auto",
+        slots: int | None = None,
+        **arguments: Any,
+    ) -> list[str]:
         """Let bodies touch each other with their shapes, ``mech.add_contact("hand", "crate", friction=0.8)``; names of the contacts.
 
         As every edit, it may come at any time, and solutions for warm starts change. `td.combine` says which shapes touch.
@@ -478,11 +488,13 @@ class Mechanism(JointSpace):
         Args:
             a, b: names of bodies or parts, or patterns ("robot/*_foot"); for b also a fixed shape or `td.Plane` of the world.
             model, arguments: class of the contacts, and its keywords.
+            near, slots: as in `td.combine`.
 
         Raises:
-            ValueError: unknown names, bodies that touch already, shapes without contacts with each other. Nothing changes then.
+            ValueError: unknown names, a pair of one body, bodies that touch already, shapes without contacts with each other. Nothing
+                changes then.
         """
-        made = added(self._solids(), self.named_contacts(), a, b, model, **arguments)
+        made = added(self._solids(), self.named_contacts(), a, b, model, NearRule(near, slots), **arguments)
         self.contacts.update(made)
         return list(made)
 
@@ -522,7 +534,8 @@ class Mechanism(JointSpace):
         and couplings are left open, which gives fewer pairs. No finite number of samples is a proof: a `margin` covers what they miss.
 
         Args:
-            samples: number of configurations. margin: distance that all contacts of a pair keep [m]. seed: of the samples.
+            samples: number of configurations. margin: distance that all contacts of a pair keep [m], of near contacts at least their reach
+                of 1 mm. seed: of the samples.
 
         Raises:
             ValueError: no samples, a negative margin.
@@ -699,7 +712,11 @@ class Mechanism(JointSpace):
 
     @in_float64
     def distances(self, z: Tensor) -> Tensor:
-        """Signed distance of every contact [m], (..., number of contacts), contacts in order."""
+        """Signed distance of every contact [m], (..., number of contacts), contacts in order.
+
+        Near contacts without a place within their reach of 1 mm have 2 mm. In states of another batch than that of the last step, their
+        slots have the places that are near there.
+        """
         return observables.distances(self.backends, self.options, z)
 
     @in_float64
@@ -728,9 +745,10 @@ class Mechanism(JointSpace):
             result: what `step` or `rollout` returned, or its impulses (..., n). repeat: steps of each period, as in `rollout`.
 
         Raises:
-            ValueError: states that are not those after the steps, shapes that do not fit. TypeError: another kind of result.
+            ValueError: states that are not those after the steps, shapes that do not fit; near contacts that acted, in other steps than the
+                last one, whose terms alone they have. TypeError: another kind of result.
         """
-        return contact_report(self, z, result, repeat)
+        return contact_report(self, self.backends, self.options, z, result, repeat)
 
     @in_float64
     def unwind(self, z: Tensor, *, near: Tensor | None = None) -> Tensor:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchdojo.geometry.hulls import Hull, convex_hull
-from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Shape, Sphere
+from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Mesh, Shape, Sphere
 from torchdojo.quaternion import rotate
 
 __all__ = ["Polytope", "polytope_of"]
@@ -47,6 +47,23 @@ class Polytope:
     inward: Tensor
     outward: Tensor
     radius: float
+
+    @property
+    def widest(self) -> int:
+        """The largest number of corners that a face has; of a point 1, of a segment 2."""
+        if not len(self.normals):
+            return len(self.vertices)
+        return int(torch.bincount(self.faces.flatten()).max())  # a face has as many corners as edges
+
+    @property
+    def center(self) -> Tensor:
+        """The mean of the corners (3,)."""
+        return self.vertices.mean(0)
+
+    @property
+    def extent(self) -> float:
+        """Radius of the ball around the center that holds the shape [m]."""
+        return float(torch.linalg.vector_norm(self.vertices - self.center, dim=-1).max()) + self.radius
 
     @classmethod
     def of_points(cls, points: Array, radius: float) -> Polytope:
@@ -137,7 +154,7 @@ class Polytope:
 
 
 def polytope_of(shape: Shape, radius: float | None = None) -> Polytope:
-    """The core and radius of a convex shape, in the frame of its body.
+    """The core and radius of a convex shape, in the frame of its body. A mesh is its convex hull.
 
     Args:
         radius: of shapes with corners [m]. Default: a hundredth of the smallest extent, from 0.1 to 1 mm.
@@ -161,11 +178,12 @@ def polytope_of(shape: Shape, radius: float | None = None) -> Polytope:
         ring = (float(shape.radius) - own) * torch.stack((turn.cos(), turn.sin()), -1)
         half_length = 0.5 * float(shape.length) - own
         points = torch.cat([torch.cat((ring, torch.full((SIDES, 1), z, dtype=torch.float64)), -1) for z in (-half_length, half_length)])
-    elif isinstance(shape, Hull):
-        own = rounding(float(np.ptp(shape.vertices.detach().numpy(), axis=0).min())) if radius is None else radius
-        points = torch.as_tensor(eroded(shape.vertices.detach().numpy(), own))
+    elif isinstance(shape, Hull | Mesh):
+        corners = shape.vertices.detach().numpy()
+        own = rounding(float(np.ptp(corners, axis=0).min())) if radius is None else radius
+        points = torch.as_tensor(eroded(corners, own))
     else:
-        raise ValueError(f"near contacts: got {type(shape).__name__}; allowed: Sphere, Capsule, Box, Cylinder and Hull")
+        raise ValueError(f"near contacts: got {type(shape).__name__}; allowed: Sphere, Capsule, Box, Cylinder, Hull, Mesh (as its hull)")
     return Polytope.of_points((position + rotate(orientation, points)).numpy(), own)
 
 

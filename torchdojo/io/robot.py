@@ -22,6 +22,11 @@ from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.elements.couplings import JointCoupling, infeasible
 from torchdojo.elements.joint import TURN
+from torchdojo.elements.near_contact import NearContact
+from torchdojo.elements.near_rule import Near, NearRule
+from torchdojo.elements.together import contacts_by_kind
+from torchdojo.engine.near_gaps import Cores
+from torchdojo.engine.near_set import near_pairs
 from torchdojo.geometry.shapes import Shape
 from torchdojo.geometry.visuals import Visual
 from torchdojo.io.pairs import PairInfo, between_bodies, note_overlaps, of_geometry, pair_contacts
@@ -29,6 +34,7 @@ from torchdojo.io.report import Findings, LoadEntry, LoadReport
 from torchdojo.mechanism import Mechanism
 from torchdojo.parameters import one_by_one
 from torchdojo.quaternion import from_rotation_matrix
+from torchdojo.state.layout import split_state, with_world
 from torchdojo.state.minimal import to_maximal
 from torchdojo.state.stiffness import STIFF, stiff_springs
 from torchdojo.structure import Structure
@@ -281,7 +287,17 @@ def bodies_on_ground(ground: Ground, planes: int, joints: Mapping[str, JointInfo
 
 
 def assemble(
-    robot: RobotInfo, *, contacts: Any, friction: float | None, timestep: Any, gravity: Any, part: str, remedy: str, ground: Ground = "auto"
+    robot: RobotInfo,
+    *,
+    contacts: Any,
+    friction: float | None,
+    timestep: Any,
+    gravity: Any,
+    part: str,
+    remedy: str,
+    ground: Ground = "auto",
+    near: Near = "auto",
+    slots: int | None = None,
 ) -> Mechanism:
     """Build the mechanism that a description says, with its `load_report`. `announce` (report.py) then warns of it, or refuses it.
 
@@ -292,6 +308,7 @@ def assemble(
         timestep: [s]. gravity: (3,) [m/s^2], world frame.
         part: name of a link in the words of the format. remedy: for an inertia that no body can have.
         ground: False: nobody expects contacts with the ground.
+        near, slots: of near contacts, as in `td.combine`.
 
     Raises:
         ValueError: unknown names, impossible numbers; the message names the file and the element.
@@ -300,6 +317,7 @@ def assemble(
         raise ValueError(
             f"contacts is {contacts!r}; allowed: 'collision', 'all', td.Filter(...), None, or a mapping from names to contacts"
         )
+    rule = NearRule(near, slots)
     notes: tuple[LoadEntry | str, ...] = ()
     if of_geometry(contacts):
         notes = robot.contact_notes
@@ -317,7 +335,7 @@ def assemble(
             moving[follower] = _joint(robot, _without_limit(robot.joints[follower], limits, couplings[name].coordinates[1]))
     bodies = {name: _body(robot, info, part, remedy) for name, info in robot.bodies.items()}
     if between_bodies(contacts):
-        modules |= pair_contacts(robot.pairs, bodies, moving, contacts, friction, modules, robot.findings)
+        modules |= pair_contacts(robot.pairs, bodies, moving, contacts, friction, modules, robot.findings, rule)
     try:
         _soften(robot, bodies, moving, timestep)
         mech = Mechanism(bodies, moving, modules, couplings=couplings, timestep=timestep, gravity=gravity)
@@ -366,7 +384,15 @@ def _contacts_at_the_start(robot: RobotInfo, mech: Mechanism, expected: bool) ->
         zeros = torch.zeros(mech.num_coordinates, dtype=torch.float64)
         # The reference computes it, since the kernel would have to be compiled first.
         z = to_maximal(mech.tree_order(), mech.num_bodies, zeros, zeros, mech.timestep.detach().flatten()[0])
-        touching = [name for name, contact in fixed.items() if float(contact.distance(*mech.element_poses(z, contact)).min()) <= TOUCHING]
+        pose = with_world(split_state(z)[0])
+        touching = []
+        for group in contacts_by_kind({n: c for n, c in fixed.items() if not isinstance(c, NearContact)}, list(mech.bodies), pose):
+            gaps = group.contact.distance(*group.poses)
+            close = gaps.reshape(-1, gaps.shape[-1]).amin(0) <= TOUCHING
+            touching += [name for name, inside in zip(group.names, close.tolist(), strict=True) if inside]
+        near, names = near_pairs(mech), {id(contact): name for name, contact in fixed.items()}
+        inside = (Cores(near).gaps(z[None], TOUCHING)[0] <= TOUCHING).tolist()
+        touching += [names[id(pair.slots[0])] for pair, one in zip(near, inside, strict=True) if one]
         note_overlaps(fixed, touching, findings)
     return findings.entries()
 

@@ -211,4 +211,4 @@ def _after_start(values: Tensor) -> Array:
 def _varied(mechanism: Mechanism) -> bool:
     """Whether parameters differ by environment."""
     modules = [module for module in mechanism.modules() if isinstance(module, PhysicalModule)]
-    return any(getattr(module, name).ndim > ndim for module in modules for name, ndim in module.fields.items())
+    return any(getattr(module, name).ndim > ndim for module in modules for name, ndim in module.fields.items() if name not in module.chosen)

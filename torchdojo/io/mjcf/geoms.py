@@ -17,6 +17,7 @@ from torchdojo.io.mjcf.fields import read_ground
 from torchdojo.io.mjcf.left_out import report_contacts
 from torchdojo.io.mjcf.model import CompiledMjcf, disabled, import_mujoco
 from torchdojo.io.pairs import PairInfo
+from torchdojo.io.pieces import cut_mesh
 from torchdojo.io.robot import Z_AXIS, Array, ContactInfo, LinkInfo, Pose, clean_name, compose
 from torchdojo.quaternion import from_rotation_matrix
 
@@ -32,6 +33,7 @@ class Points(NamedTuple):
 
     rim: int  #: on each rim of a cylinder
     mesh: int | None  #: of a mesh, at most; None: meshes make no contact
+    pieces: bool = False  #: whether convex pieces of meshes touch other bodies
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class GeomReader:
         self.between = between
         self.touching: dict[int, str] = {}  #: geom -> label, of those that touch something
         self.placed: dict[int, Shape] = {}  #: geom -> shape in the frame of its body
+        self.cut: dict[int, tuple[Hull, ...]] = {}  #: mesh -> its convex pieces, in the frame of its file
         self.types = self.mujoco.mjtGeom
         self._no_parents = self.mujoco.mjtDisableBit.mjDSBL_FILTERPARENT
         self.excluded = {
@@ -269,17 +272,19 @@ class GeomReader:
 
     def _hull(self, g: int, pose: Pose) -> Hull:
         mesh = mesh_of(self.mujoco, self.model, g, pose)
+        pose_of_mesh = {"position": mesh.pose[1].tolist(), "orientation": from_rotation_matrix(torch.as_tensor(mesh.pose[0]))}
         try:
-            return Hull(
-                mesh.vertices(),
-                count=self.points.mesh or 0,
-                source=mesh.source,
-                position=mesh.pose[1].tolist(),
-                orientation=from_rotation_matrix(torch.as_tensor(mesh.pose[0])),
-            )
+            hull = Hull(mesh.vertices(), count=self.points.mesh or 0, source=mesh.source, **pose_of_mesh)
+            if self.points.pieces:
+                start, count = (int(table[mesh.number]) for table in (self.model.mesh_faceadr, self.model.mesh_facenum))
+                if mesh.number not in self.cut:
+                    self.cut[mesh.number] = cut_mesh(mesh.vertices(), self.model.mesh_face[start : start + count].astype(np.int64))
+                hull.pieces = tuple(Hull(piece.vertices, **pose_of_mesh) for piece in self.cut[mesh.number])
+            return hull
         except ValueError as error:
             name = str(self.model.mesh(int(self.model.geom_dataid[g])).name)
-            raise ValueError(f"{self.compiled.path}: mesh {name!r}: {error}") from error
+            remedy = "; mesh='hull' takes its convex hull" if self.points.pieces else ""
+            raise ValueError(f"{self.compiled.path}: mesh {name!r}: {error}{remedy}") from error
 
     # -- planes ----------------------------------------------------------------------------------------------------------------------------
 
