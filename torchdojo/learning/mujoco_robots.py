@@ -56,7 +56,8 @@ class MuJoCoRobots:
         hinges: place in qvel of each of our actuators.
 
     Raises:
-        ValueError: a file whose joints or bodies are not those of the environment; an environment with terrain. ImportError: mujoco is not installed.
+        ValueError: a file whose joints or bodies are not those of the environment; an environment with terrain.
+        ImportError: mujoco is not installed.
     """
 
     def __init__(self, env: Env, file: str | Path | None = None) -> None:
