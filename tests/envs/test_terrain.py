@@ -102,6 +102,14 @@ def test_segments_and_their_gradients_are_those_of_single_steps() -> None:
         torch.testing.assert_close(theirs, ours, rtol=1e-6, atol=1e-8)
 
 
+def test_mujoco_s_robots_refuse_terrain() -> None:
+    pytest.importorskip("mujoco")
+    from torchdojo.learning.mujoco_robots import MuJoCoRobots
+
+    with pytest.raises(ValueError, match="hopper with terrain; allowed: level ground"):
+        MuJoCoRobots(make("hopper", terrain="rough"))
+
+
 def test_bad_input_is_refused() -> None:
     for options, message in [
         ({"height_scan": True}, "without terrain"),

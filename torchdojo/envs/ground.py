@@ -77,7 +77,7 @@ class Ground:
     def height(self, place: Tensor) -> Tensor:
         """Height of the ground [m] at places (..., 2), (...,)."""
         self._check(self.name)
-        return self.field.at(place).height
+        return self.field.height(place)
 
     def seen(self, root: Tensor) -> Tensor:
         """Heights of roots (B, 13) above the ground at the points of the scan, which turn with the heading, (B, n) [m]."""

@@ -226,8 +226,8 @@ class Locomotion(Env):
         blocks += [] if self.ground is None else [self.ground.image()]
         return Mirror(torch.block_diag(*[block.double() for block in blocks]), joints)
 
-    def _noise(self, given: Any, scanned: int) -> Any:
-        """`sensor_noise` with "robot" spelled out."""
+    def _noise(self, given: Any, scanned: int = 0) -> Any:
+        """`sensor_noise` with "robot" spelled out, where a scan of so many heights follows."""
         count = len(self.anatomy.joints)
         if isinstance(given, Mapping) and given.get("noise") == "robot":
             usual = [SENSORS["up"]] * 3 + [SENSORS["spin"]] * 3 + [SENSORS["angles"]] * count + [SENSORS["rates"]] * count

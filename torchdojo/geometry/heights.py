@@ -24,6 +24,16 @@ from torchdojo.parameters import PhysicalModule, as_tensor, require
 __all__ = ["HeightField", "Surface"]
 
 SAMPLES = 4  # that act on a place in each direction
+#: weights of four samples, and their two derivatives, at t in [0, 1] from the second to the third one: (1, t, t², t³) @ BASIS
+BASIS = torch.tensor(
+    [
+        [1 / 6, 2 / 3, 1 / 6, 0, -1 / 2, 0, 1 / 2, 0, 1, -2, 1, 0],
+        [-1 / 2, 0, 1 / 2, 0, 1, -2, 1, 0, -1, 3, -3, 1],
+        [1 / 2, -1, 1 / 2, 0, -1 / 2, 3 / 2, -3 / 2, 1 / 2, 0, 0, 0, 0],
+        [-1 / 6, 1 / 2, -1 / 2, 1 / 6, 0, 0, 0, 0, 0, 0, 0, 0],
+    ],
+    dtype=torch.float64,
+)
 
 
 class Surface(NamedTuple):
@@ -79,11 +89,28 @@ class HeightField(PhysicalModule):
             require(value > 0, self.label(name), value, "positive lengths")
         return value
 
+    def height(self, place: Tensor) -> Tensor:
+        """Height s [m] of the surface above places (..., 2) [m], as in `at`, for less work."""
+        return self._along(place, 1)[..., 0, 0]
+
     def at(self, place: Tensor) -> Surface:
         """The surface above places (..., 2) [m]. Leading dimensions broadcast against the batch dimensions of the heights."""
+        along = self._along(place, 3)
+        c, d = self.cell.unbind(-1)
+        bend_xy = along[..., 1, 1] / (c * d)
+        return Surface(
+            along[..., 0, 0],
+            torch.stack((along[..., 1, 0] / c, along[..., 0, 1] / d), -1),
+            torch.stack((along[..., 2, 0] / (c * c), bend_xy, bend_xy, along[..., 0, 2] / (d * d)), -1).unflatten(-1, (2, 2)),
+        )
+
+    def _along(self, place: Tensor, orders: int) -> Tensor:
+        """Derivatives of the height by grid coordinates: entry k, l, below `orders`, is k times by x and l times by y."""
         grid = (place - self.origin) / self.cell
         before = grid.detach().floor()
-        weights = _weights(grid - before)
+        t = grid - before
+        powers = torch.stack((torch.ones_like(t), t, t * t, t * t * t), -1)
+        weights = (powers @ BASIS[:, : 4 * orders].to(powers)).unflatten(-1, (orders, 4))
         rows, columns = self.heights.shape[-2:]
         # From one row outside on, all samples are those of the edge, wherever the place is; large numbers would overflow integers.
         inside = before.clamp(-2, max(rows, columns) + 1).long()
@@ -93,14 +120,7 @@ class HeightField(PhysicalModule):
         first = torch.arange(batch.numel(), device=place.device).reshape(batch) * (rows * columns)
         index = first[..., None, None] + i[..., :, None] * columns + j[..., None, :]
         samples = self.heights.reshape(-1)[index]  # (..., 4, 4), gathered, so that nothing of the size of the grid is copied
-        along = weights[..., 0, :, :] @ samples @ weights[..., 1, :, :].mT  # entry k, l: k times by x and l times by y
-        c, d = self.cell.unbind(-1)
-        bend_xy = along[..., 1, 1] / (c * d)
-        return Surface(
-            along[..., 0, 0],
-            torch.stack((along[..., 1, 0] / c, along[..., 0, 1] / d), -1),
-            torch.stack((along[..., 2, 0] / (c * c), bend_xy, bend_xy, along[..., 0, 2] / (d * d)), -1).unflatten(-1, (2, 2)),
-        )
+        return weights[..., 0, :, :] @ samples @ weights[..., 1, :, :].mT
 
     def gap(self, point: Tensor, radius: Any = 0.0) -> tuple[Tensor, Tensor]:
         """Gap φ [m] (...,) of balls of this radius (...,) around points (..., 3), and its unit normal ∇φ/|∇φ| (..., 3).
@@ -119,12 +139,3 @@ class HeightField(PhysicalModule):
         tilt = surface.slope + (above * up * up)[..., None] * change
         upright = torch.rsqrt(1 + tilt.square().sum(-1, keepdim=True))
         return above * up - radius, torch.cat((-tilt * upright, upright), dim=-1)
-
-
-def _weights(t: Tensor) -> Tensor:
-    """Weights of four samples at t in [0, 1] from the second to the third one, and their two derivatives, (..., 3, 4)."""
-    u = 1 - t
-    weights = (u * u * u / 6, 2 / 3 - t * t * (1 - t / 2), 2 / 3 - u * u * (1 - u / 2), t * t * t / 6)
-    slopes = (-u * u / 2, t * (1.5 * t - 2), u * (2 - 1.5 * u), t * t / 2)
-    bends = (u, 3 * t - 2, 1 - 3 * t, t)
-    return torch.stack([torch.stack(row, -1) for row in (weights, slopes, bends)], -2)

@@ -50,7 +50,7 @@ def rough(
     bumps = HeightField(noise, [float(side[-1] - side[0]) / (n - 1) for side, n in zip((x, y), coarse, strict=True)])
     place = torch.stack(torch.meshgrid(x, y, indexing="ij"), -1)
     away = torch.linalg.vector_norm(place, dim=-1) >= flat
-    return _field(height * torch.where(away, bumps.at(place).height - 1.0, 0.0), x, y)
+    return _field(height * torch.where(away, bumps.height(place) - 1.0, 0.0), x, y)
 
 
 def gaps(
