@@ -106,7 +106,7 @@ class JointSpace(Structure):
         super()._lay_out()
         self._tree_tables = None
 
-    def body_tree(self) -> Tree:
+    def _body_tree(self) -> Tree:
         """The tables of the spanning tree, made once for each layout."""
         if self._tree_tables is None:
             self._tree_tables = tree_of(self.tree_order(), self.named_joints())
@@ -262,7 +262,7 @@ class JointSpace(Structure):
 
     def _configuration(self, q: Tensor, batch: Sequence[int] = ()) -> _Bodies:
         self.check_tensor("q", q, self.num_coordinates)
-        tree, bodies = self.body_tree(), list(self.named_bodies().values())
+        tree, bodies = self._body_tree(), list(self.named_bodies().values())
         numbers = geometry(tree, self.named_joints(), q)
         mass = stacked([bodies[i].mass for i in tree.bodies], 0)
         inertia = stacked([bodies[i].inertia for i in tree.bodies], 2)
@@ -274,7 +274,7 @@ class JointSpace(Structure):
 
     def _armature(self) -> Tensor | None:
         """The armatures of the tree's joints, (..., n), or None."""
-        tree, zero = self.body_tree(), self.gravity.new_zeros(())
+        tree, zero = self._body_tree(), self.gravity.new_zeros(())
         values = [zero] * self.num_coordinates
         for joint, places in zip(modules_of(tree, self.named_joints()), tree.coordinates, strict=True):
             armature = joint.armature if isinstance(joint, StandardJoint) else None
