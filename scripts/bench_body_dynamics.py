@@ -5,8 +5,8 @@
     scripts/bench_body_dynamics.py --models ant,humanoid --batch 256
 
 States come from a rollout under small random inputs, so that the robots touch the ground. All calls are timed by turns in one process,
-under `no_grad`. A time is the least of many rounds, as a fraction of the step's time in a warm-started rollout. A fraction above 1 makes the
-exit status 1. MuJoCo computes its mass matrix and bias from qpos and qvel, called from Python for one environment after the other.
+under `no_grad`. A time is the least of many rounds, as a fraction of the step's time in a warm-started rollout. A fraction above 1 makes
+the exit status 1. MuJoCo computes its mass matrix and bias from qpos and qvel, called from Python for one environment after the other.
 """
 
 from __future__ import annotations

@@ -683,7 +683,7 @@ class Mechanism(JointSpace):
             RuntimeError: inside a `torch.func` transform.
         """
         of_call = inverse_kinematics.Search(hold, starts, iterations, tolerance, seed)
-        return inverse_kinematics.inverse_kinematics(self, self.body_tree(), targets, q, of_call)
+        return inverse_kinematics.inverse_kinematics(self, self._body_tree(), targets, q, of_call)
 
     @in_float64
     def to_minimal(self, z: Tensor) -> tuple[Tensor, Tensor]:

@@ -216,6 +216,19 @@ def test_batches_of_parameters() -> None:
         assert torch.allclose(mass[:, i], one.mass_matrix(q[:, 0]), atol=1e-12)
 
 
+def test_batches_of_armatures() -> None:
+    mech = chain("Revolute")
+    q, _, qdd = motion(mech, 3)
+    mass = mech.mass_matrix(q[0])
+    mech.joints["second"].armature = torch.tensor([[0.2], [0.5]], dtype=torch.float64)
+    more = torch.zeros(2, 3, 3, dtype=torch.float64)
+    more[1, 2, 2] = 0.3
+    assert torch.allclose(mech.mass_matrix(q[0]), mass + more, atol=1e-14)
+    still = torch.zeros_like(q[0])
+    force = mech.inverse_dynamics(q[0], still, qdd[0]) - mech.gravity_forces(q[0])
+    assert torch.allclose(force, (mass + more) @ qdd[0], atol=1e-13)
+
+
 def test_copies_and_edits() -> None:
     mech = arm()
     q, _, _ = motion(mech)

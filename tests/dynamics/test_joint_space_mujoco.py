@@ -107,7 +107,8 @@ def close(ours: Tensor, theirs: Any) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=EXACT * max(1.0, float(np.abs(theirs).max())))
 
 
-pytestmark = pytest.mark.parametrize("name", ROBOTS)
+QUICK = ("ant", "half_cheetah", "double pendulum", "A1", "Panda", "X2")
+pytestmark = pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in ROBOTS])
 
 
 def test_mass_matrix(name: str) -> None:

@@ -51,10 +51,14 @@ class _Bodies(NamedTuple):
         """(..., k) as (k, B)."""
         return environments_last(value.expand(*self.batch, value.shape[-1]), 1, self.batch)
 
+    def rows(self, value: Tensor) -> Tensor:
+        """(..., B) as (B, ...)."""
+        # In two dimensions, PyTorch transposes four times as fast.
+        return value.flatten(0, -2).mT.contiguous().reshape(value.shape[-1], *value.shape[:-1])
+
     def result(self, value: Tensor) -> Tensor:
         """(..., B) with the environments in front."""
-        rows = value.flatten(0, -2).mT.contiguous()  # in two dimensions, PyTorch transposes four times as fast
-        return rows.reshape(*self.batch, *value.shape[:-1])
+        return self.rows(value).reshape(*self.batch, *value.shape[:-1])
 
     @property
     def center(self) -> Tensor:
@@ -102,7 +106,7 @@ class JointSpace(Structure):
         super()._lay_out()
         self._tree_tables = None
 
-    def body_tree(self) -> Tree:
+    def _body_tree(self) -> Tree:
         """The tables of the spanning tree, made once for each layout."""
         if self._tree_tables is None:
             self._tree_tables = tree_of(self.tree_order(), self.named_joints())
@@ -122,11 +126,16 @@ class JointSpace(Structure):
         Raises:
             ValueError: a joint of the user's own in the tree, coordinates that do not fit.
         """
-        bodies = self._configuration(q)
-        screws, momenta = bodies.result(bodies.place.screws), bodies.result(bodies.momenta())
-        half = screws.mT @ momenta * bodies.tree.pairs.to(q.device)
-        matrix, armature = half + half.mT, self._armature(bodies.tree, q)
-        return matrix if armature is None else matrix + armature.diag_embed()
+        armature = self._armature()
+        bodies = self._configuration(q, () if armature is None else armature.shape[:-1])
+        screws, momenta = bodies.rows(bodies.place.screws), bodies.rows(bodies.momenta())
+        if armature is None:
+            half = screws.mT @ momenta
+        else:
+            diagonal = armature if armature.ndim == 1 else armature.expand(*bodies.batch, armature.shape[-1]).flatten(0, -2)
+            half = torch.baddbmm(diagonal.diag_embed(), screws.mT, momenta)
+        half.mul_(bodies.tree.pairs.to(q.device))  # in place: new memory takes longer than the product
+        return (half + half.mT).reshape(*bodies.batch, *half.shape[1:])
 
     @in_float64
     def bias(self, q: Tensor, qd: Tensor) -> Tensor:
@@ -253,19 +262,19 @@ class JointSpace(Structure):
 
     def _configuration(self, q: Tensor, batch: Sequence[int] = ()) -> _Bodies:
         self.check_tensor("q", q, self.num_coordinates)
-        tree, bodies = self.body_tree(), list(self.named_bodies().values())
+        tree, bodies = self._body_tree(), list(self.named_bodies().values())
         numbers = geometry(tree, self.named_joints(), q)
         mass = stacked([bodies[i].mass for i in tree.bodies], 0)
         inertia = stacked([bodies[i].inertia for i in tree.bodies], 2)
-        fields = [(value, 2) for value in numbers] + [(mass, 1), (inertia, 3), (self.gravity, 1)]
+        fields = [*((value, 2) for value in numbers), (mass, 1), (inertia, 3), (self.gravity, 1)]
         batch = broadcast_shapes(batch, q.shape[:-1], *(value.shape[: value.ndim - core] for value, core in fields))
         q = environments_last(q.expand(*batch, q.shape[-1]), 1, batch)
         last = environments_last(mass, 1, batch), environments_last(inertia.movedim(-3, -1), 3, batch)
         return _Bodies(tree, kinematics(tree, numbers, q, batch), batch, *last)
 
-    def _armature(self, tree: Tree, like: Tensor) -> Tensor | None:
+    def _armature(self) -> Tensor | None:
         """The armatures of the tree's joints, (..., n), or None."""
-        zero = like.new_zeros(())
+        tree, zero = self._body_tree(), self.gravity.new_zeros(())
         values = [zero] * self.num_coordinates
         for joint, places in zip(modules_of(tree, self.named_joints()), tree.coordinates, strict=True):
             armature = joint.armature if isinstance(joint, StandardJoint) else None
@@ -297,7 +306,7 @@ class JointSpace(Structure):
         spin = apply(back, w)
         torque = apply(bodies.inertia, apply(back, alpha)) + cross(spin, apply(bodies.inertia, spin))
         result = bodies.result(bodies.along(force, apply(place.rotation, torque) + cross(position, force)))
-        armature = None if qdd is None else self._armature(tree, q)
+        armature = None if qdd is None else self._armature()
         return result if qdd is None or armature is None else result + armature * qdd
 
 
