@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 project = "torchdojo"
 author = "the authors of torchdojo"
-copyright = "the authors of torchdojo, Apache-2.0"  # noqa: A001  (the name is Sphinx's)
+copyright = "the authors of torchdojo, Apache-2.0"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "site_extension"]
 root_doc = "configs/docs/index"

@@ -22,7 +22,8 @@ class Drawing:
     def __init__(self, width: int, height: int, title: str) -> None:
         self.parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-            f'font-family="sans-serif" font-size="13" role="img"><title>{title}</title><rect width="{width}" height="{height}" fill="#fff"/>'
+            f'font-family="sans-serif" font-size="13" role="img"><title>{title}</title>',
+            f'<rect width="{width}" height="{height}" fill="#fff"/>',
         ]
 
     def line(self, points: Sequence[tuple[float, float]], color: str = INK, width: float = 1.5, fill: str = "none", dash: str = "") -> None:

@@ -105,7 +105,7 @@ def escape(match: re.Match[str]) -> str:
         return "\\" + found
     before, after = text[: match.start()][-1:], text[match.end() :][:1]
     code = found if found.startswith("``") else f"`{found}`"
-    return ("\\ " if before.isalnum() else "") + code + ("\\ " if after.isalnum() or after in ("(", "[", "=") and after else "")
+    return ("\\ " if before.isalnum() else "") + code + ("\\ " if after and (after.isalnum() or after in "([=") else "")
 
 
 def list_fields(lines: list[str]) -> list[str]:
