@@ -39,9 +39,9 @@ class Drawing:
 
     def arrow(self, start: tuple[float, float], end: tuple[float, float], color: str = INK) -> None:
         angle = math.atan2(end[1] - start[1], end[0] - start[0])
+        wings = [(end[0] - 9 * math.cos(angle + turn), end[1] - 9 * math.sin(angle + turn)) for turn in (-0.4, 0.4)]
         self.line([start, end], color)
-        self.line([(end[0] - 8 * math.cos(angle + turn), end[1] - 8 * math.sin(angle + turn)) for turn in (-0.45, 0)] + [end], color)
-        self.line([(end[0] - 8 * math.cos(angle + 0.45), end[1] - 8 * math.sin(angle + 0.45)), end], color)
+        self.line([wings[0], end, wings[1], wings[0]], color, 1, fill=color)
 
     def text(self, x: float, y: float, words: str, color: str = INK, anchor: str = "start", size: int = 13) -> None:
         self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}" text-anchor="{anchor}" font-size="{size}">{words}</text>')
@@ -130,7 +130,7 @@ def gradient_modes() -> Drawing:
     for i, (name, options, dash) in enumerate(modes):
         force, _, slope = lifted_box(1e-9 if i == 0 else 1e-6, **options)
         axes.curve(force, slope, COLORS[i], dash)
-        drawing.text(85, 62 + 18 * i, name, COLORS[i])
+        drawing.text(300, 185 + 18 * i, name, COLORS[i])
     return drawing
 
 
@@ -171,8 +171,8 @@ def coordinates() -> Drawing:
 
 
 def statuses() -> Drawing:
-    drawing = Drawing(760, 250, "Attempts of a step, and what a failed environment gets")
-    rungs = ("warm start", "larger κ, coming down", "interior point, cold", "two half steps", "path by arc length")
+    drawing = Drawing(880, 250, "Attempts of a step, and what a failed environment gets")
+    rungs = ("warm start", "from a larger κ", "interior point", "two half steps", "along the path")
     for i, rung in enumerate(rungs):
         x = 20 + 148 * i
         drawing.box(x, 60, 126, 46)
@@ -181,11 +181,11 @@ def statuses() -> Drawing:
         if i < len(rungs) - 1:
             drawing.arrow((x + 126, 83), (x + 147, 83), COLORS[1])
     drawing.text(20, 40, "Each environment climbs only as far as it must.", size=15)
-    drawing.box(20, 160, 570, 40, "#e6f4ea", COLORS[2])
-    drawing.text(305, 185, "Status.SUCCESS: on the central path, all equations hold", COLORS[2], "middle")
-    drawing.line([(738, 83), (750, 83), (750, 180)], COLORS[1])
-    drawing.box(606, 160, 146, 40, "#fbe9eb", COLORS[1])
-    drawing.text(679, 185, "flagged", COLORS[1], "middle")
+    drawing.arrow((738, 83), (759, 83), COLORS[1])
+    drawing.box(20, 160, 718, 40, "#e6f4ea", COLORS[2])
+    drawing.text(379, 185, "Status.SUCCESS: on the central path, all equations hold", COLORS[2], "middle")
+    drawing.box(760, 60, 100, 46, "#fbe9eb", COLORS[1])
+    drawing.text(810, 88, "flagged", COLORS[1], "middle")
     drawing.text(20, 228, "A flagged environment keeps its state and has a zero gradient. The rest of the batch does not notice.")
     return drawing
 

@@ -134,29 +134,28 @@ def skip_member(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options
 
 
 class PublicNames(SphinxDirective):
-    """``.. public-names:: torchdojo`` documents the names of `__all__` that come from the modules of ``:from:``, in order of `__all__`."""
+    """``.. public-names:: torchdojo`` documents the names of `__all__` from the modules of ``:from:``, those of ``:first:`` first."""
 
     required_arguments = 1
-    option_spec = {"from": directives.unchanged, "names": directives.unchanged}  # noqa: RUF012  (docutils reads the class)
+    option_spec = {"from": directives.unchanged, "first": directives.unchanged}  # noqa: RUF012  (docutils reads the class)
 
     def run(self) -> list[nodes.Node]:
         module = importlib.import_module(self.arguments[0])
-        origins, chosen = self.options.get("from", "").split(), self.options.get("names", "").split()
+        origins, first = self.options.get("from", "").split(), self.options.get("first", "").split()
         lines: list[str] = []
-        for name in public_names(module):
+        for name in sorted(public_names(module), key=lambda name: first.index(name) if name in first else len(first)):
             value = getattr(module, name)
             origin = getattr(value, "__module__", "") or ""
             if origins and not any(origin == wanted or origin.startswith(wanted + ".") for wanted in origins):
                 continue
-            if chosen and name not in chosen:
-                continue
             kind = "autoclass" if inspect.isclass(value) else "autofunction" if callable(value) else "autodata"
             if module.__name__ != "torchdojo":  # viewcode's way back from the source of a module that two pages name
                 lines += [".. raw:: html", "", f'   <span id="torchdojo.{name}"></span>', ""]
-            lines += [f".. {kind}:: {module.__name__}.{name}", ""]
+            lines += [f".. {kind}:: {module.__name__}.{name}"]
+            lines += ["   :show-inheritance:", ""] if has_bases(value) else [""]
             documented(self.env).add(f"{self.arguments[0]}.{name}")
         if not lines:
-            logger.warning("public-names: %s has no name from %s", module.__name__, origins or chosen, location=self.get_location())
+            logger.warning("public-names: %s has no name from %s", module.__name__, origins, location=self.get_location())
         container = nodes.section()
         container.document = self.state.document
         self.state.nested_parse(StringList(lines, source=self.env.docname), 0, container, match_titles=True)
@@ -166,6 +165,11 @@ class PublicNames(SphinxDirective):
 def public_names(module: types.ModuleType) -> list[str]:
     """Names of `__all__` that are no modules: those have a page of their own."""
     return [name for name in module.__all__ if not inspect.ismodule(getattr(module, name))]
+
+
+def has_bases(value: Any) -> bool:
+    """Whether a class inherits from another one of the package."""
+    return inspect.isclass(value) and any(base.__module__.startswith("torchdojo") for base in value.__bases__)
 
 
 def documented(env: Any) -> set[str]:
