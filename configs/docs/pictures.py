@@ -105,9 +105,9 @@ def kappa() -> Drawing:
     for color, value in zip(COLORS, (1e-3, 3e-4, 1e-5), strict=False):
         gaps = [value / 0.1 * (0.1 * 0.1 / value) ** (i / 60) for i in range(61)]
         axes.curve(gaps, [value / gap for gap in gaps], color)
-        drawing.text(*axes.at(0.062, value / 0.05 + 0.004), f"κ = {value:g}", color)
-    axes = Axes(drawing, (440, 40, 280, 210), (0, 20), (0, 1))
-    axes.ticks((0, 10, 20), (0, 0.5, 1))
+        drawing.text(250, 70 + 18 * COLORS.index(color), f"κ = {value:g}", color)
+    axes = Axes(drawing, (440, 40, 280, 210), (0, 20), (0, 1.6))
+    axes.ticks((0, 10, 20), (0, 0.5, 1, 1.5))
     axes.names("a box of 1 kg is lifted", "force upwards [N]", "speed after 0.1 s [m/s]")
     for i, value in enumerate((1e-2, 1e-3, 1e-6)):
         force, speed, _ = lifted_box(value)
@@ -161,7 +161,7 @@ def coordinates() -> Drawing:
                 drawing.line([(x, y), (x + 70 * math.cos(start), y + 70 * math.sin(start))], LIGHT, 1, dash="4 3")
                 middle = start + turn / 2
                 drawing.text(x + 52 * math.cos(middle), y + 52 * math.sin(middle) + 4, name, COLORS[0], size=15)
-            drawing.text(left + 20, 30, "minimal: q, qd, a number for each free direction", size=15)
+            drawing.text(left + 20, 30, "minimal: q, qd, one for each free direction", size=15)
             drawing.text(left + 20, 275, "joints hold by construction")
     drawing.arrow((338, 90), (398, 90))
     drawing.text(368, 80, "to_minimal", anchor="middle", size=11)

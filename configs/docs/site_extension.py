@@ -152,7 +152,7 @@ class PublicNames(SphinxDirective):
             if module.__name__ != "torchdojo":  # viewcode's way back from the source of a module that two pages name
                 lines += [".. raw:: html", "", f'   <span id="torchdojo.{name}"></span>', ""]
             lines += [f".. {kind}:: {module.__name__}.{name}"]
-            lines += ["   :show-inheritance:", ""] if has_bases(value) else [""]
+            lines += [*(f"   {option}" for option in options_of(value)), ""]
             documented(self.env).add(f"{self.arguments[0]}.{name}")
         if not lines:
             logger.warning("public-names: %s has no name from %s", module.__name__, origins, location=self.get_location())
@@ -167,9 +167,16 @@ def public_names(module: types.ModuleType) -> list[str]:
     return [name for name in module.__all__ if not inspect.ismodule(getattr(module, name))]
 
 
-def has_bases(value: Any) -> bool:
-    """Whether a class inherits from another one of the package."""
-    return inspect.isclass(value) and any(base.__module__.startswith("torchdojo") for base in value.__bases__)
+def options_of(value: Any) -> list[str]:
+    """Members that a class inherits from classes without a place on the site are shown with it."""
+    import torchdojo
+
+    if not inspect.isclass(value):
+        return []
+    bases = [base for base in value.__mro__[1:] if base.__module__.startswith("torchdojo")]
+    public = [base for base in bases if getattr(torchdojo, base.__name__, None) is base]
+    inherited = ", ".join(["Module", "tuple", "Enum", *(base.__name__ for base in public)])
+    return [*([f":inherited-members: {inherited}"] if len(bases) > len(public) else []), *([":show-inheritance:"] if public else [])]
 
 
 def documented(env: Any) -> set[str]:
@@ -202,7 +209,8 @@ def write_front_door(app: Sphinx, error: Exception | None) -> None:
     for page in sorted(app.env.found_docs, key=lambda page: (not page.startswith("configs/docs"), page)):
         title = app.env.titles[page].astext()
         paragraphs = app.env.get_doctree(page).findall(nodes.paragraph)
-        words = " ".join(next((paragraph.astext() for paragraph in paragraphs), "").split())
+        text = next((paragraph.astext() for paragraph in paragraphs if not list(paragraph.findall(nodes.image))), "")
+        words = " ".join(text.split())
         words = words if len(words) <= PARAGRAPH else words[:PARAGRAPH].rsplit(" ", 1)[0] + " …"
         lines.append(f"- [{title}]({app.builder.get_target_uri(page)})" + (f": {words}" if words else ""))
     Path(app.outdir, "llms.txt").write_text("\n".join(lines) + "\n")
