@@ -30,10 +30,14 @@ ROW = re.compile(r"^\| `([\w/]+\.\w+)` \| ((?:`\w+`(?:, )?)+) \|", re.MULTILINE)
 LINK = re.compile(r"\]\(([^)#:]+)\)")
 
 # Forks a process for each README, [path, in order?, [[first line, source] ...]], and prints what each block printed, or its traceback.
-# The processes share the import, which takes longer than most blocks.
+# The processes share what takes longer than most blocks: the import, the kernel, and what torch imports with its first optimizer.
 RUNNER = """
 import contextlib, io, json, os, sys, traceback, warnings
 import torch, torchdojo
+from torchdojo.native import loader
+
+loader.library()
+torch.optim.SGD([torch.zeros(1, requires_grad=True)])
 
 
 def run(readme, in_order, blocks):

@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 project = "torchdojo"
 author = "the authors of torchdojo"
-copyright = "the authors of torchdojo, Apache-2.0"  # noqa: A001  (the name is Sphinx's)
+copyright = "the authors of torchdojo, Apache-2.0"
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "site_extension"]
 root_doc = "configs/docs/index"
@@ -36,7 +36,7 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True
-autodoc_default_options = {"members": True, "show-inheritance": True}
+autodoc_default_options = {"members": True}
 maximum_signature_line_length = 60  # longer ones have a line for each argument
 add_module_names = False
 napoleon_numpy_docstring = False

@@ -22,7 +22,8 @@ class Drawing:
     def __init__(self, width: int, height: int, title: str) -> None:
         self.parts = [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
-            f'font-family="sans-serif" font-size="13" role="img"><title>{title}</title><rect width="{width}" height="{height}" fill="#fff"/>'
+            f'font-family="sans-serif" font-size="13" role="img"><title>{title}</title>',
+            f'<rect width="{width}" height="{height}" fill="#fff"/>',
         ]
 
     def line(self, points: Sequence[tuple[float, float]], color: str = INK, width: float = 1.5, fill: str = "none", dash: str = "") -> None:
@@ -38,9 +39,9 @@ class Drawing:
 
     def arrow(self, start: tuple[float, float], end: tuple[float, float], color: str = INK) -> None:
         angle = math.atan2(end[1] - start[1], end[0] - start[0])
+        wings = [(end[0] - 9 * math.cos(angle + turn), end[1] - 9 * math.sin(angle + turn)) for turn in (-0.4, 0.4)]
         self.line([start, end], color)
-        self.line([(end[0] - 8 * math.cos(angle + turn), end[1] - 8 * math.sin(angle + turn)) for turn in (-0.45, 0)] + [end], color)
-        self.line([(end[0] - 8 * math.cos(angle + 0.45), end[1] - 8 * math.sin(angle + 0.45)), end], color)
+        self.line([wings[0], end, wings[1], wings[0]], color, 1, fill=color)
 
     def text(self, x: float, y: float, words: str, color: str = INK, anchor: str = "start", size: int = 13) -> None:
         self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" fill="{color}" text-anchor="{anchor}" font-size="{size}">{words}</text>')
@@ -104,9 +105,9 @@ def kappa() -> Drawing:
     for color, value in zip(COLORS, (1e-3, 3e-4, 1e-5), strict=False):
         gaps = [value / 0.1 * (0.1 * 0.1 / value) ** (i / 60) for i in range(61)]
         axes.curve(gaps, [value / gap for gap in gaps], color)
-        drawing.text(*axes.at(0.062, value / 0.05 + 0.004), f"κ = {value:g}", color)
-    axes = Axes(drawing, (440, 40, 280, 210), (0, 20), (0, 1))
-    axes.ticks((0, 10, 20), (0, 0.5, 1))
+        drawing.text(250, 70 + 18 * COLORS.index(color), f"κ = {value:g}", color)
+    axes = Axes(drawing, (440, 40, 280, 210), (0, 20), (0, 1.6))
+    axes.ticks((0, 10, 20), (0, 0.5, 1, 1.5))
     axes.names("a box of 1 kg is lifted", "force upwards [N]", "speed after 0.1 s [m/s]")
     for i, value in enumerate((1e-2, 1e-3, 1e-6)):
         force, speed, _ = lifted_box(value)
@@ -129,7 +130,7 @@ def gradient_modes() -> Drawing:
     for i, (name, options, dash) in enumerate(modes):
         force, _, slope = lifted_box(1e-9 if i == 0 else 1e-6, **options)
         axes.curve(force, slope, COLORS[i], dash)
-        drawing.text(85, 62 + 18 * i, name, COLORS[i])
+        drawing.text(300, 185 + 18 * i, name, COLORS[i])
     return drawing
 
 
@@ -160,7 +161,7 @@ def coordinates() -> Drawing:
                 drawing.line([(x, y), (x + 70 * math.cos(start), y + 70 * math.sin(start))], LIGHT, 1, dash="4 3")
                 middle = start + turn / 2
                 drawing.text(x + 52 * math.cos(middle), y + 52 * math.sin(middle) + 4, name, COLORS[0], size=15)
-            drawing.text(left + 20, 30, "minimal: q, qd, a number for each free direction", size=15)
+            drawing.text(left + 20, 30, "minimal: q, qd, one for each free direction", size=15)
             drawing.text(left + 20, 275, "joints hold by construction")
     drawing.arrow((338, 90), (398, 90))
     drawing.text(368, 80, "to_minimal", anchor="middle", size=11)
@@ -170,8 +171,8 @@ def coordinates() -> Drawing:
 
 
 def statuses() -> Drawing:
-    drawing = Drawing(760, 250, "Attempts of a step, and what a failed environment gets")
-    rungs = ("warm start", "larger κ, coming down", "interior point, cold", "two half steps", "path by arc length")
+    drawing = Drawing(880, 250, "Attempts of a step, and what a failed environment gets")
+    rungs = ("warm start", "from a larger κ", "interior point", "two half steps", "along the path")
     for i, rung in enumerate(rungs):
         x = 20 + 148 * i
         drawing.box(x, 60, 126, 46)
@@ -180,11 +181,11 @@ def statuses() -> Drawing:
         if i < len(rungs) - 1:
             drawing.arrow((x + 126, 83), (x + 147, 83), COLORS[1])
     drawing.text(20, 40, "Each environment climbs only as far as it must.", size=15)
-    drawing.box(20, 160, 570, 40, "#e6f4ea", COLORS[2])
-    drawing.text(305, 185, "Status.SUCCESS: on the central path, all equations hold", COLORS[2], "middle")
-    drawing.line([(738, 83), (750, 83), (750, 180)], COLORS[1])
-    drawing.box(606, 160, 146, 40, "#fbe9eb", COLORS[1])
-    drawing.text(679, 185, "flagged", COLORS[1], "middle")
+    drawing.arrow((738, 83), (759, 83), COLORS[1])
+    drawing.box(20, 160, 718, 40, "#e6f4ea", COLORS[2])
+    drawing.text(379, 185, "Status.SUCCESS: on the central path, all equations hold", COLORS[2], "middle")
+    drawing.box(760, 60, 100, 46, "#fbe9eb", COLORS[1])
+    drawing.text(810, 88, "flagged", COLORS[1], "middle")
     drawing.text(20, 228, "A flagged environment keeps its state and has a zero gradient. The rest of the batch does not notice.")
     return drawing
 

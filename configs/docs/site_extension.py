@@ -105,7 +105,7 @@ def escape(match: re.Match[str]) -> str:
         return "\\" + found
     before, after = text[: match.start()][-1:], text[match.end() :][:1]
     code = found if found.startswith("``") else f"`{found}`"
-    return ("\\ " if before.isalnum() else "") + code + ("\\ " if after.isalnum() or after in ("(", "[", "=") and after else "")
+    return ("\\ " if before.isalnum() else "") + code + ("\\ " if after and (after.isalnum() or after in "([=") else "")
 
 
 def list_fields(lines: list[str]) -> list[str]:
@@ -134,29 +134,28 @@ def skip_member(app: Sphinx, what: str, name: str, obj: Any, skip: bool, options
 
 
 class PublicNames(SphinxDirective):
-    """``.. public-names:: torchdojo`` documents the names of `__all__` that come from the modules of ``:from:``, in order of `__all__`."""
+    """``.. public-names:: torchdojo`` documents the names of `__all__` from the modules of ``:from:``, those of ``:first:`` first."""
 
     required_arguments = 1
-    option_spec = {"from": directives.unchanged, "names": directives.unchanged}  # noqa: RUF012  (docutils reads the class)
+    option_spec = {"from": directives.unchanged, "first": directives.unchanged}  # noqa: RUF012  (docutils reads the class)
 
     def run(self) -> list[nodes.Node]:
         module = importlib.import_module(self.arguments[0])
-        origins, chosen = self.options.get("from", "").split(), self.options.get("names", "").split()
+        origins, first = self.options.get("from", "").split(), self.options.get("first", "").split()
         lines: list[str] = []
-        for name in public_names(module):
+        for name in sorted(public_names(module), key=lambda name: first.index(name) if name in first else len(first)):
             value = getattr(module, name)
             origin = getattr(value, "__module__", "") or ""
             if origins and not any(origin == wanted or origin.startswith(wanted + ".") for wanted in origins):
                 continue
-            if chosen and name not in chosen:
-                continue
             kind = "autoclass" if inspect.isclass(value) else "autofunction" if callable(value) else "autodata"
             if module.__name__ != "torchdojo":  # viewcode's way back from the source of a module that two pages name
                 lines += [".. raw:: html", "", f'   <span id="torchdojo.{name}"></span>', ""]
-            lines += [f".. {kind}:: {module.__name__}.{name}", ""]
+            lines += [f".. {kind}:: {module.__name__}.{name}"]
+            lines += [*(f"   {option}" for option in options_of(value)), ""]
             documented(self.env).add(f"{self.arguments[0]}.{name}")
         if not lines:
-            logger.warning("public-names: %s has no name from %s", module.__name__, origins or chosen, location=self.get_location())
+            logger.warning("public-names: %s has no name from %s", module.__name__, origins, location=self.get_location())
         container = nodes.section()
         container.document = self.state.document
         self.state.nested_parse(StringList(lines, source=self.env.docname), 0, container, match_titles=True)
@@ -166,6 +165,18 @@ class PublicNames(SphinxDirective):
 def public_names(module: types.ModuleType) -> list[str]:
     """Names of `__all__` that are no modules: those have a page of their own."""
     return [name for name in module.__all__ if not inspect.ismodule(getattr(module, name))]
+
+
+def options_of(value: Any) -> list[str]:
+    """Members that a class inherits from classes without a place on the site are shown with it."""
+    import torchdojo
+
+    if not inspect.isclass(value):
+        return []
+    bases = [base for base in value.__mro__[1:] if base.__module__.startswith("torchdojo")]
+    public = [base for base in bases if getattr(torchdojo, base.__name__, None) is base]
+    inherited = ", ".join(["Module", "tuple", "Enum", *(base.__name__ for base in public)])
+    return [*([f":inherited-members: {inherited}"] if len(bases) > len(public) else []), *([":show-inheritance:"] if public else [])]
 
 
 def documented(env: Any) -> set[str]:
@@ -198,7 +209,8 @@ def write_front_door(app: Sphinx, error: Exception | None) -> None:
     for page in sorted(app.env.found_docs, key=lambda page: (not page.startswith("configs/docs"), page)):
         title = app.env.titles[page].astext()
         paragraphs = app.env.get_doctree(page).findall(nodes.paragraph)
-        words = " ".join(next((paragraph.astext() for paragraph in paragraphs), "").split())
+        text = next((paragraph.astext() for paragraph in paragraphs if not list(paragraph.findall(nodes.image))), "")
+        words = " ".join(text.split())
         words = words if len(words) <= PARAGRAPH else words[:PARAGRAPH].rsplit(" ", 1)[0] + " …"
         lines.append(f"- [{title}]({app.builder.get_target_uri(page)})" + (f": {words}" if words else ""))
     Path(app.outdir, "llms.txt").write_text("\n".join(lines) + "\n")
