@@ -19,7 +19,7 @@ from torchdojo.elements.element import Element, Motion, Pose
 from torchdojo.geometry.near_terms import CROSSING, NOTHING, Term, near_term
 from torchdojo.geometry.polytopes import Polytope, polytope_of
 from torchdojo.geometry.shapes import Shape
-from torchdojo.parameters import alike, require
+from torchdojo.parameters import alike, require, transforming
 
 __all__ = ["NearContact", "check_slots", "near_contacts", "near_slots", "slots_of"]
 
@@ -89,6 +89,13 @@ class NearContact(NonlinearContact):
         return Contact.touch(self, motions)._replace(weight=self.near(tuple(motion.next for motion in motions)).weight)
 
     def world_impulse(self, impulse: Tensor, *poses: Pose) -> Tensor:
+        lead = impulse.shape[:-1]
+        if not transforming() and self.term.shape[:-1] != lead and bool((self.term[..., 0] > NOTHING).any()):
+            raise ValueError(
+                f"near contacts of {self.body!r} and {self.other or 'world'!r}: got impulses of shape {tuple(lead)} for places of shape "
+                f"{tuple(self.term.shape[:-1])}; near contacts keep the places of the last step alone. Ask for forces after each step of a "
+                "loop, out = mech.step(z, u)"
+            )
         found = self.near(poses)
         return found.weight[..., None] * self.force(found.normal, impulse)
 
