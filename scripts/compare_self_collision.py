@@ -40,9 +40,8 @@ def main() -> None:
     parser.add_argument("--near", nargs="+", choices=NEAR, default=["auto"])
     options = parser.parse_args()
     torch.set_num_threads(1)
-    print(
-        f"{'file':28s} {'near':5s} {'load s':>7s} {'bodies':>6s} {'contacts':>8s} {'pairs':>5s} {'us/step':>9s} {'mujoco':>8s} {'ratio':>7s} flagged"
-    )
+    heads = f"{'bodies':>6s} {'contacts':>8s} {'pairs':>5s} {'us/step':>9s} {'mujoco':>8s} {'ratio':>7s}"
+    print(f"{'file':28s} {'near':5s} {'load s':>7s} {heads}")
     for file in options.files:
         reference = mujoco_step(options.models / file, options.batch, options.steps)
         for near in options.near:

@@ -18,6 +18,7 @@ from torchdojo.elements.near_contact import NearContact
 from torchdojo.engine.near_gaps import Cores
 from torchdojo.engine.near_set import near_pairs
 from torchdojo.io import mjcf_state, read_mjcf
+from torchdojo.io.mjcf.model import compile_mjcf
 from torchdojo.viewer.playback import Playback
 
 mujoco = pytest.importorskip("mujoco")
@@ -48,21 +49,21 @@ def chain(write_urdf: Callable[..., Path], limit: float = 3.0, geometry: str = C
 
 def random_states(mech: td.Mechanism, path: Path, count: int) -> tuple[torch.Tensor, list[Any], Any]:
     """States (count, 13 nb) of random coordinates, and MuJoCo's model and data at each."""
-    robot, model = read_mjcf(path), mujoco.MjModel.from_xml_path(str(path))
+    robot, model = read_mjcf(path), compile_mjcf(path).model
     model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_MULTICCD) if hasattr(mujoco.mjtDisableBit, "mjDSBL_MULTICCD") else 0
     generator, states, every = np.random.default_rng(0), [], []
     for _ in range(count):
         data = mujoco.MjData(model)
-        mujoco.mj_integratePos(model, data.qpos, generator.uniform(-1.5, 1.5, model.nv), 1.0)
+        mujoco.mj_integratePos(model, data.qpos, generator.uniform(-3, 3, model.nv), 1.0)
         mujoco.mj_forward(model, data)
         states.append(mjcf_state(mech, robot, qpos=data.qpos))
         every.append(data)
     return torch.stack(states), every, model
 
 
-def their_gaps(path: Path, model: Any, data: Any) -> dict[frozenset[str], float]:
-    """Pairs of bodies, by our names, that MuJoCo lets touch and finds in contact, with the least distance."""
-    links, found = [None, *(info.body for info in read_mjcf(path).links.values())], dict[frozenset[str], float]()
+def their_gaps(links: list[str | None], model: Any, data: Any) -> dict[frozenset[str], float]:
+    """Pairs of bodies that MuJoCo lets touch and finds in contact, with the least distance. links: MJCF body -> our body."""
+    found = dict[frozenset[str], float]()
     for contact in data.contact:
         bodies = [links[int(model.geom_bodyid[g])] for g in contact.geom]
         if None not in bodies and bodies[0] != bodies[1]:
@@ -71,14 +72,10 @@ def their_gaps(path: Path, model: Any, data: Any) -> dict[frozenset[str], float]
     return found
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "ant/ant.xml",
-        pytest.param("humanoid/humanoid.xml", marks=pytest.mark.slow),
-        pytest.param("unitree_a1/a1.xml", marks=pytest.mark.slow),
-    ],
-)
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("unitree_h1/h1.xml", "unitree_a1/a1.xml")]
+
+
+@pytest.mark.parametrize("name", ["humanoid/humanoid.xml", *SLOW])
 def test_pairs_that_mujoco_sees(name: str) -> None:
     """At random poses, the pairs of bodies in contact are MuJoCo's; depths of balls and capsules are, too."""
     path = shared_path("models", *name.split("/"))
@@ -89,9 +86,9 @@ def test_pairs_that_mujoco_sees(name: str) -> None:
     size = sum(piece.stop - piece.start for piece in mech.impulse_layout.values())
     report = mech.contact_report(z, torch.zeros(len(z), size, dtype=torch.float64))
     round_only = all(isinstance(shape, td.Sphere | td.Capsule) for body in mech.bodies.values() for shape in body.shapes)
-    seen = 0
+    links, seen = [None, *(info.body for info in read_mjcf(path).links.values())], 0
     for row, data in enumerate(every):
-        expected = their_gaps(path, model, data)
+        expected = their_gaps(links, model, data)
         ours: dict[frozenset[str], float] = {}
         for pair, gap in zip(pairs, gaps[row].tolist(), strict=True):
             key = frozenset((pair.slots[0].body, str(pair.slots[0].other)))
@@ -110,7 +107,7 @@ def test_pairs_that_mujoco_sees(name: str) -> None:
                 assert key in told
                 # MuJoCo gives parallel capsules two contacts, whose depths are those of their ends.
                 assert gap == pytest.approx(theirs, abs=1e-6)
-    assert seen > 20
+    assert seen >= 10
 
 
 def test_distances_that_mujoco_sees(write_mjcf: Write) -> None:
