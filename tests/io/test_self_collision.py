@@ -80,7 +80,7 @@ def test_pairs_that_mujoco_sees(name: str) -> None:
     """At random poses, the pairs of bodies in contact are MuJoCo's; depths of balls and capsules are, too."""
     path = shared_path("models", *name.split("/"))
     mech = quiet(path, contacts="all", near=True, ground=False)
-    z, every, model = random_states(mech, path, 20)
+    z, every, model = random_states(mech, path, 8)
     pairs = near_pairs(mech)
     gaps = Cores(pairs).gaps(z, 0.0)
     size = sum(piece.stop - piece.start for piece in mech.impulse_layout.values())
@@ -107,7 +107,7 @@ def test_pairs_that_mujoco_sees(name: str) -> None:
                 assert key in told
                 # MuJoCo gives parallel capsules two contacts, whose depths are those of their ends.
                 assert gap == pytest.approx(theirs, abs=1e-6)
-    assert seen >= 10
+    assert seen >= 4
 
 
 def test_distances_that_mujoco_sees(write_mjcf: Write) -> None:
@@ -115,7 +115,6 @@ def test_distances_that_mujoco_sees(write_mjcf: Write) -> None:
     path = write_mjcf(CROWD)
     mech = quiet(path, contacts="all", near=True, ground=False)
     z, every, model = random_states(mech, path, 20)
-    z = torch.cat((z,))
     names = {id(contact): name for name, contact in mech.named_contacts().items()}
     pairs = near_pairs(mech)
     gaps, compared = Cores(pairs).gaps(z, 1e3), 0
