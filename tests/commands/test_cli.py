@@ -84,18 +84,18 @@ def test_large_kappa_is_commented(capsys):
 
 
 def test_self_collision_tells_what_touched(capsys, tmp_path):
-    """A can falls on another one, which stands on the floor."""
-    free = '<body name="{0}" pos="0 0 {1}"><freejoint/><geom type="cylinder" size=".1 .1"/></body>'
+    """Two cans land on the floor beside each other."""
+    free = '<body name="{0}" pos="{1} 0 0.1"><freejoint/><geom type="cylinder" size=".1 .1"/></body>'
     floor = '<geom type="plane" size="1 1 1"/>'
     path = tmp_path / "cans.xml"
-    path.write_text(f"<mujoco><worldbody>{floor}{free.format('low', 0.1)}{free.format('high', 0.302)}</worldbody></mujoco>")
-    report = run_json(capsys, "simulate", path, "--steps", 3, "--self-collision", "--height", 0.001)
-    assert report["near_slots"] >= report["near_slots_used"] > 0 and "low - world" in report["touched"]
+    path.write_text(f"<mujoco><worldbody>{floor}{free.format('one', 0.0)}{free.format('two', 0.2003)}</worldbody></mujoco>")
+    report = run_json(capsys, "simulate", path, "--steps", 3, "--self-collision", "--height", 0.0001)
+    assert report["near_slots"] >= report["near_slots_used"] > 0 and "one - world" in report["touched"]
     assert run_json(capsys, "simulate", path, "--steps", 1)["near_slots"] == 0
-    assert main(["simulate", str(path), "--steps", "3", "--self-collision", "--height", "0.001"]) == 0
+    assert main(["simulate", str(path), "--steps", "3", "--self-collision", "--height", "0.0001"]) == 0
     printed = capsys.readouterr().out
-    assert "slots of near contacts" in printed and "low - world (" in printed
-    assert main(["simulate", str(path), "--self-collision", "--contact", "low:0,0,0"]) == 2
+    assert "slots of near contacts" in printed and "one - world (" in printed
+    assert main(["simulate", str(path), "--self-collision", "--contact", "one:0,0,0"]) == 2
     assert "give one of them" in capsys.readouterr().err
 
 
