@@ -7,6 +7,7 @@ from torch import Tensor
 
 from torchdojo.elements.near_contact import NearContact
 from torchdojo.engine.contact_report import pair_of
+from torchdojo.geometry.near_terms import REACH
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
 
@@ -33,6 +34,7 @@ class Touched:
         masses = {name: body.mass.detach().double().min() for name, body in mech.named_bodies().items()}
         inverse = [sum(1 / float(masses[name]) for name in contact.body_names if name is not None) for contact in contacts.values()]
         self.inverse = torch.tensor(inverse, dtype=torch.float64)
+        self.fades = torch.tensor([isinstance(contact, NearContact) for contact in contacts.values()], dtype=torch.bool)
         self.near = [contact for contact in contacts.values() if isinstance(contact, NearContact)]
 
     def add(self, out: StepOutput, distances: Tensor) -> None:
@@ -41,6 +43,7 @@ class Touched:
             return
         impulses = out.impulses[..., self.places].double().reshape(-1, len(self.number))
         gaps = distances.double().reshape(-1, len(self.number)).expand_as(impulses)
+        impulses = torch.where(self.fades & (gaps >= REACH), 0.0, impulses)  # near contacts act on nothing beyond their reach
         total = torch.zeros(len(impulses), len(self.names), dtype=torch.float64).index_add_(1, self.number, impulses)
         step = float(self.mech.timestep.detach().min())
         # A single contact far away has κ over its gap; beside the contacts of its own pair that are near, it may be added.

@@ -19,12 +19,11 @@ from torchdojo.elements.element import Element, Motion, Pose
 from torchdojo.geometry.near_terms import CROSSING, NOTHING, Term, near_term
 from torchdojo.geometry.polytopes import Polytope, polytope_of
 from torchdojo.geometry.shapes import Shape
-from torchdojo.parameters import alike, require
+from torchdojo.parameters import alike, require, transforming
 
 __all__ = ["NearContact", "check_slots", "near_contacts", "near_slots", "slots_of"]
 
-# Places of contact: of a ball, of a capsule or two links of a robot, and of edges of two faces.
-BALL, LINKED, CROSSINGS = 4, 8, 8
+BALL, LINKED = 4, 8  # places of contact: of a ball; of a capsule, or two links of a robot
 
 
 class NearContact(NonlinearContact):
@@ -89,6 +88,13 @@ class NearContact(NonlinearContact):
         return Contact.touch(self, motions)._replace(weight=self.near(tuple(motion.next for motion in motions)).weight)
 
     def world_impulse(self, impulse: Tensor, *poses: Pose) -> Tensor:
+        lead = impulse.shape[:-1]
+        if not transforming() and self.term.shape[:-1] != lead and bool((self.term[..., 0] > NOTHING).any()):
+            raise ValueError(
+                f"near contacts of {self.body!r} and {self.other or 'world'!r}: got impulses of shape {tuple(lead)} for places of shape "
+                f"{tuple(self.term.shape[:-1])}; near contacts keep the places of the last step alone. Ask for forces after each step of a "
+                "loop, out = mech.step(z, u)"
+            )
         found = self.near(poses)
         return found.weight[..., None] * self.force(found.normal, impulse)
 
@@ -104,7 +110,7 @@ def slots_of(a: Polytope, b: Polytope, linked: bool = False) -> int:
     """
     corners = len(a.vertices) + len(b.vertices) if len(a.vertices) + len(b.vertices) > 2 else 1
     own, other = a.widest, b.widest
-    most = BALL if 1 in (own, other) else LINKED if linked or 2 in (own, other) else own + other + min(2 * min(own, other), CROSSINGS)
+    most = BALL if 1 in (own, other) else LINKED if linked or 2 in (own, other) else own + other + 2 * min(own, other)
     return min(corners + len(a.edges) * len(b.edges), most)
 
 
@@ -147,7 +153,7 @@ def near_contacts(
         a, b: names of the bodies; b None: the world. shape_a, shape_b: in their frames; as in `polytope_of`. Several, such as
             the pieces of `td.decompose`, touch each with each.
         slots: places of contact at a time, of two shapes. None: as many as their faces may have: 4 with a sphere, 8 with a capsule, 16 of
-            two boxes, 36 of a cylinder on a box.
+            two boxes, 36 of a cylinder on a box, 96 of two cylinders.
         radius: of sharp edges [m]; default: a hundredth of a shape's smallest extent, from 0.1 to 1 mm.
         arguments: friction and laws of `NearContact`, the same for all.
 

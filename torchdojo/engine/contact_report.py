@@ -129,7 +129,7 @@ def _terms_stand(structure: Structure, slots: Mapping[str, NearContact], options
         return False
     empty = torch.stack([slot.term[..., 0] < 0 for slot in slots.values()], -1)
     if bool((acts & empty).any()):
-        name = list(slots)[int((acts & empty).flatten(0, -2).any(0).nonzero()[0])]
+        name = list(slots)[int((acts & empty).reshape(-1, len(slots)).any(0).nonzero()[0])]
         raise ValueError(f"contact_report: contact {name!r} acts and has no place; {remedy}")
     return bool(impulses.detach()[..., places].any())
 

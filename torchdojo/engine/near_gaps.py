@@ -85,13 +85,11 @@ def terms_at(backends: Backends, options: SolverOptions, z: Tensor, *, always: b
     if not slots or hidden or (not always and all(slot.term.shape[:-1] == lead for slot in slots)):
         yield
         return
-    pairs = near_pairs(backends.structure)
-    kept = [(slot, slot.term, slot.fading) for pair in pairs for slot in pair.slots]
-    flat = z.detach().cpu().double().reshape(-1, z.shape[-1])
+    pairs, kept = near_pairs(backends.structure), [(slot, slot.term, slot.fading) for slot in slots]
+    found = _found(backends, options, pairs, z.detach().cpu().double().reshape(-1, z.shape[-1]))
     try:
-        for pair in pairs:
-            terms = _found(backends, options, pair, flat).reshape(*lead, len(pair.slots), 3)
-            for slot, term in zip(pair.slots, terms.unbind(-2), strict=True):
+        for pair, terms in zip(pairs, found, strict=True):
+            for slot, term in zip(pair.slots, terms.reshape(*lead, len(pair.slots), 3).unbind(-2), strict=True):
                 slot.term = term.contiguous() if bool((term[..., 0] != NOTHING).any()) else _NOTHING
         yield
     finally:
@@ -99,9 +97,9 @@ def terms_at(backends: Backends, options: SolverOptions, z: Tensor, *, always: b
             slot.term, slot.fading = term, fading
 
 
-def _found(backends: Backends, options: SolverOptions, pair: NearPair, flat: Tensor) -> Tensor:
-    """The nearest terms (N, slots, 3) of a pair within the reach."""
+def _found(backends: Backends, options: SolverOptions, pairs: Sequence[NearPair], flat: Tensor) -> list[Tensor]:
+    """The nearest terms (N, slots, 3) of each pair within the reach."""
     parameters, reach = backends.map_parameters(options), torch.full((len(flat),), REACH, dtype=torch.float64)
     if parameters is None:
-        return search_in_torch(pair, flat, reach)[0]
-    return near_terms(parameters, pair.contact, flat, reach, len(pair.slots)).terms
+        return [search_in_torch(pair, flat, reach)[0] for pair in pairs]
+    return [near_terms(parameters, pair.contact, flat, reach, len(pair.slots)).terms for pair in pairs]

@@ -390,7 +390,8 @@ def _contacts_at_the_start(robot: RobotInfo, mech: Mechanism, expected: bool) ->
             gaps = group.contact.distance(*group.poses)
             close = gaps.reshape(-1, gaps.shape[-1]).amin(0) <= TOUCHING
             touching += [name for name, inside in zip(group.names, close.tolist(), strict=True) if inside]
-        near, names = near_pairs(mech), {id(contact): name for name, contact in fixed.items()}
+        names = {id(contact): name for name, contact in fixed.items()}
+        near = [pair for pair in near_pairs(mech) if id(pair.slots[0]) in names]
         inside = (Cores(near).gaps(z[None], TOUCHING)[0] <= TOUCHING).tolist()
         touching += [names[id(pair.slots[0])] for pair, one in zip(near, inside, strict=True) if one]
         note_overlaps(fixed, touching, findings)
