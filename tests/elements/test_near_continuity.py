@@ -33,8 +33,8 @@ class Start(NamedTuple):
 
 
 STARTS = [
-    Start("hull_on_box", {}, 22, 0.2), Start("stack", {"count": 3}, 12, 0.2), Start("dominoes", {"count": 4}, 14, 0.1),
-    Start("peg", {}, 20, 0.05), Start("grasp", {}, 10, 0.2),
+    Start("hull_on_box", {}, 30, 1.0), Start("stack", {"count": 3}, 20, 0.4), Start("dominoes", {"count": 4}, 14, 0.5),
+    Start("peg", {}, 20, 0.25), Start("grasp", {}, 10, 1.0),
 ]  # fmt: skip
 scenes = pytest.mark.parametrize("start", STARTS, ids=lambda start: start.name)
 
