@@ -89,9 +89,10 @@ class NearSteps(Backend):
             unsound = self._unsound(given, out).reshape(-1)
             astray = (out.status != int(Status.SUCCESS)) | (out.substeps > 1) | unsound.reshape(lead)
             if bool(astray.any()) and not (cold and fresh):
-                # The start led astray: once more without it, and without the terms that were near before. Those that a pass has added
+                # The start led astray: once more without it, and without the terms that were near before. Terms that a pass has added
                 # since such a restart stay, lest they be found and dropped again and again.
-                chosen = [_merge(old, new, restarted) for old, new in zip(chosen, found, strict=True)]
+                if not restarted:
+                    chosen = [_merge(old, new) for old, new in zip(chosen, found, strict=True)]
                 cold = fresh = restarted = True
                 given = given._replace(warm=None)
                 continue

@@ -4,8 +4,8 @@ Impulses and gaps of a start have a product of `START_LEVEL` or another level, i
 an impulse of `LEAST_WEIGHT` or more in a step. A lighter one is thrown far away by it: dm_control's fruit fly, whose weight gives 9e-5 in
 the file's units, finds no solution from there. Its levels are smaller in proportion to the weight.
 
-Impulses of near contacts fade with the gap. Products of 1e-2 hold bodies centimetres apart, where no near term acts. So attempts on the path
-start from the product m d²/h of gaps d that the step can close.
+Impulses of near contacts fade with the gap. Products of 1e-2 hold bodies centimetres apart, where no near term acts. So attempts on the
+path start from the product m d²/h of gaps d that the step can close.
 """
 
 from __future__ import annotations
