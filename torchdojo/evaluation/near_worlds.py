@@ -238,7 +238,7 @@ def cradle(**options: Any) -> Scene:
     """Five balls of 0.1 m and 1 kg in a row, 1 mm apart, without gravity; the first one arrives at 1 m/s."""
     start: dict[str, dict[str, Any]] = {"ball0": {"position": (-5e-3, 0.0, 0.0), "velocity": (1.0, 0.0, 0.0)}}
     start |= {f"ball{i}": {"position": (0.2 * i + 1e-3 * (i - 1) + 1e-3, 0.0, 0.0)} for i in range(1, 5)}
-    settings = {"gravity": False, "slots": 2, "timestep": 1e-3, "kappa": 1e-10, **options}
+    settings = {"gravity": False, "slots": 2, "timestep": 1e-3, "kappa": 1e-12, **options}
     return build(dict.fromkeys(start, Sphere(0.1)), dict.fromkeys(start, 1.0), start, pairs=_next, grounded=lambda _: False, **settings)
 
 
@@ -284,7 +284,7 @@ def pour(count: int = 6, **options: Any) -> Scene:
             "position": (0.05 * math.cos(angle) + x, 0.05 * math.sin(angle) + y, 0.08 + 0.08 * (i // 3) + z),
             "velocity": (0.0, 0.0, -4.0), "angular_velocity": (10 * shift[i]).tolist(),
         }  # fmt: skip
-    return build(shapes, dict.fromkeys(shapes, 0.1), start, world=bin_sides, **{"slots": 32, "friction": 0.4, **options})
+    return build(shapes, dict.fromkeys(shapes, 0.1), start, world=bin_sides, **{"slots": 32, "friction": 0.4, "timestep": 2.5e-3, **options})
 
 
 # -- what is held --------------------------------------------------------------------------------------------------------------------------
