@@ -72,6 +72,10 @@ class NearContact(NonlinearContact):
             require(known & inside, self.label(name), value, "a kind and numbers of features of both shapes (geometry/near_terms.py)")
         return value
 
+    @property
+    def fades(self) -> Tensor:
+        return (self.term[..., 0] != NOTHING) & (self.fading > 0)
+
     def near(self, poses: tuple[Pose, ...]) -> Term:
         """The term of this slot at the poses of `body_names`."""
         one, two = poses[0], _pose_of_other(poses)

@@ -80,6 +80,7 @@ class NearSteps(Backend):
         known = [_present(pair, lead) for pair in self.pairs]
         chosen = [_begin(old, new, given.warm is None) for old, new in zip(known, found, strict=True)]
         fresh, cold, bad = given.warm is None, given.warm is None, torch.ones(len(flat), dtype=torch.bool)
+        restarted = False
         for _ in range(PASSES):
             if cold:
                 # Without a start, impulses begin at gaps wider than the reach, where they would act on nothing.
@@ -88,9 +89,12 @@ class NearSteps(Backend):
             unsound = self._unsound(given, out).reshape(-1)
             astray = (out.status != int(Status.SUCCESS)) | (out.substeps > 1) | unsound.reshape(lead)
             if bool(astray.any()) and not (cold and fresh):
-                # The start led astray: once more without it, and without the terms that were near before.
-                cold = fresh = True
-                given, chosen = given._replace(warm=None), [_merge(old, new) for old, new in zip(chosen, found, strict=True)]
+                # The start led astray: once more without it, and without the terms that were near before. Terms that a pass has added
+                # since such a restart stay, lest they be found and dropped again and again.
+                if not restarted:
+                    chosen = [_merge(old, new) for old, new in zip(chosen, found, strict=True)]
+                cold = fresh = restarted = True
+                given = given._replace(warm=None)
                 continue
             bad = self._complete(out, chosen)
             if not bool(bad.any()):

@@ -168,12 +168,14 @@ def polytope_of(shape: Shape, radius: float | None = None) -> Polytope:
     if isinstance(shape, Capsule):
         half = torch.tensor([[0.0, 0.0, -0.5], [0.0, 0.0, 0.5]], dtype=torch.float64) * float(shape.length)
         return Polytope.of_points((position + rotate(orientation, half)).numpy(), float(shape.radius))
+    if radius is not None and not 0 < radius < np.inf:
+        raise ValueError(f"near contacts: got radius={radius!r}; allowed: positive lengths [m]")
     if isinstance(shape, Box):
         size = shape.size.detach()
-        own = rounding(float(size.min())) if radius is None else radius
+        own = _rounding_of(shape, float(size.min()), radius)
         points = Box(size - 2 * own).contact_points()[0]
     elif isinstance(shape, Cylinder):
-        own = rounding(min(2 * float(shape.radius), float(shape.length))) if radius is None else radius
+        own = _rounding_of(shape, min(2 * float(shape.radius), float(shape.length)), radius)
         turn = 2 * torch.pi * torch.arange(SIDES, dtype=torch.float64) / SIDES
         ring = (float(shape.radius) - own) * torch.stack((turn.cos(), turn.sin()), -1)
         half_length = 0.5 * float(shape.length) - own
@@ -209,6 +211,18 @@ def eroded(points: Array, depth: float) -> Array:
     keep = [i for i, corner in enumerate(corners) if not (np.abs(corners[:i] - corner).max(-1) < scale).any()]
     result: Array = corners[keep]
     return result
+
+
+def _rounding_of(shape: Shape, extent: float, radius: float | None) -> float:
+    """The radius of a shape's edges [m], for which its smallest extent [m] has to be wide enough."""
+    own = rounding(extent) if radius is None else radius
+    if 2 * own >= extent:
+        kind = type(shape).__name__
+        raise ValueError(
+            f"near contacts: got a {kind} of {extent:g} m at its thinnest, and edges of {own:g} m; allowed: more than {2 * own:g} m; "
+            "give a smaller radius="
+        )
+    return own
 
 
 def rounding(extent: float) -> float:
