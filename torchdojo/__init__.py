@@ -53,6 +53,8 @@ from torchdojo.io.pieces import decompose, load_mesh
 from torchdojo.mechanism import Mechanism, Trajectory
 from torchdojo.posing.poses import Keyframe
 from torchdojo.scenes import combine
+from torchdojo.sensors.kind import Sensor
+from torchdojo.sensors.site import Site
 from torchdojo.solver.options import GradientMode, RandomizedSmoothing, SolverOptions, Status
 from torchdojo.testing.diagnostics import creep, kappa_for_gap, resting_gap
 
@@ -101,7 +103,9 @@ __all__ = [
     "PrismaticOrbital",
     "RandomizedSmoothing",
     "Revolute",
+    "Sensor",
     "Shape",
+    "Site",
     "SolverOptions",
     "Sphere",
     "Spherical",
