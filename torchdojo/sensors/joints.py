@@ -13,6 +13,7 @@ from torchdojo.elements.actuators import Actuators
 from torchdojo.elements.element import Pose
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.rotors import Rotors
+from torchdojo.elements.servo import SERVO_RANGE
 from torchdojo.sensors.kind import Kind, Sensor, register
 from torchdojo.sensors.reading import Reading
 
@@ -165,7 +166,15 @@ def forces(at: Reading) -> Tensor:
         length, velocity = lengths(at)
         gain, bias = (p[..., 0] + p[..., 1] * length + p[..., 2] * velocity for p in (motors.gain, motors.bias))
         value = gain * held + bias
-    return torch.clamp(value, motors.forcerange[..., 0], motors.forcerange[..., 1])
+    value = torch.clamp(value, motors.forcerange[..., 0], motors.forcerange[..., 1])
+    columns = []
+    for i, (name, coordinate) in enumerate(zip(motors.joints, motors.coordinates, strict=True)):
+        joint, force, gear = at.structure.named_joints()[name], value[..., i], motors.gear[..., i]
+        if isinstance(joint, StandardJoint) and coordinate in joint.driven:  # an implicit servo has its range in the joint
+            bounds = [getattr(joint, side)[..., coordinate] for side in SERVO_RANGE]
+            force = torch.clamp(gear * force, *bounds) / gear
+        columns.append(force)
+    return torch.stack(torch.broadcast_tensors(*columns), dim=-1)
 
 
 class ActuatorState(Kind):

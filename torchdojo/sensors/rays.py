@@ -165,11 +165,16 @@ def _solids(at: Reading) -> list[Solid]:
     found: list[Solid] = []
     for i, body in enumerate(at.structure.named_bodies().values()):
         if body.visuals and all(visual.kind in SHAPES for visual in body.visuals):
-            found += [_of_visual(i, visual) for visual in body.visuals]
+            found += [_of_visual(i, visual) for visual in body.visuals if _is_seen(visual)]
         else:
             found += [_of_shape(i, shape) for shape in body.shapes]
     scenery: tuple[Visual, ...] = getattr(at.structure, "scenery", ())
-    return found + [_of_visual(at.number[None], visual) for visual in scenery if visual.kind in (*SHAPES, "plane")]
+    return found + [_of_visual(at.number[None], visual) for visual in scenery if visual.kind in (*SHAPES, "plane") and _is_seen(visual)]
+
+
+def _is_seen(visual: Visual) -> bool:
+    """Whether it is not transparent: rays pass through what nobody sees, as in MuJoCo."""
+    return visual.color is None or visual.color[3] > 0
 
 
 def _half_spaces(at: Reading) -> list[tuple[Tensor, Tensor]]:

@@ -248,6 +248,6 @@ class Reading:
         return None if place is None else self.impulses[..., place] / self.period[..., None]
 
     def zeros(self, *size: int) -> Tensor:
-        return self.z.new_zeros(*self.z.shape[: self.z.ndim - 1], *size)
+        return self.z.new_zeros((*self.z.shape[:-1], *size))
 
 
