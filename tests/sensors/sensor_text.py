@@ -46,5 +46,5 @@ def random_tree(seed: int, links: int = 4) -> str:
     named = "".join(one.replace("/>", f' name="x{k}"/>') for k, one in enumerate(sensors))
     return (
         '<mujoco><option timestep="0.002" gravity="0.3 -0.4 -9.81"><flag contact="disable"/></option><worldbody>'
-        f'<geom type="plane" size="0 0 1" pos="0 0 -3"/>{body}{ends}</worldbody><actuator>{motors}</actuator><sensor>{named}</sensor></mujoco>'
+        f'<geom type="box" size="50 50 1" pos="0 0 -4"/>{body}{ends}</worldbody><actuator>{motors}</actuator><sensor>{named}</sensor></mujoco>'
     )
