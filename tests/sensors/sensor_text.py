@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+# ruff: noqa: E501 (lines of XML)
+
 FRAME = ("framepos", "framequat", "framexaxis", "frameyaxis", "framezaxis", "framelinvel", "frameangvel")
 SITE = ("gyro", "velocimeter", "accelerometer", "magnetometer", "force", "torque", "rangefinder", "touch")
 
@@ -20,7 +22,11 @@ def random_tree(seed: int, links: int = 4) -> str:
         kind = "free" if i == 0 and seed % 3 == 0 else ("hinge", "slide", "ball", "hinge")[int(rng.integers(4))]
         axis = f'axis="{numbers(rng.normal(size=3))}"' if kind in ("hinge", "slide") else ""
         ref = f'ref="{rng.uniform(-0.3, 0.3):.3f}"' if kind in ("hinge", "slide") else ""
-        joint = '<freejoint name="j0"/>' if kind == "free" else f'<joint name="j{i}" type="{kind}" {axis} {ref} pos="{numbers(rng.normal(size=3) / 20)}"/>'
+        joint = (
+            '<freejoint name="j0"/>'
+            if kind == "free"
+            else f'<joint name="j{i}" type="{kind}" {axis} {ref} pos="{numbers(rng.normal(size=3) / 20)}"/>'
+        )
         body += (
             f'<body name="b{i}" pos="{numbers(rng.normal(size=3) / 4)}" quat="{numbers(rng.normal(size=4))}">{joint}'
             f'<geom name="g{i}" type="box" size="{numbers(rng.uniform(0.02, 0.2, 3))}" pos="{numbers(rng.normal(size=3) / 20)}" '
@@ -37,12 +43,14 @@ def random_tree(seed: int, links: int = 4) -> str:
         sensors += [f'<{one} site="s{i}"/>' for one in SITE] + [f'<{one} site="t{i}"/>' for one in SITE[:4]]
         sensors += [f'<subtree{one} body="b{i}"/>' for one in ("com", "linvel", "angmom")]
         if kind in ("hinge", "slide"):
-            motors += f'<general name="m{i}" joint="j{i}" gear="{rng.uniform(1, 3):.3f}" biastype="affine" gainprm="2" biasprm="0.1 -3 -0.2"/>'
+            motors += (
+                f'<general name="m{i}" joint="j{i}" gear="{rng.uniform(1, 3):.3f}" biastype="affine" gainprm="2" biasprm="0.1 -3 -0.2"/>'
+            )
             sensors += [f'<{one} joint="j{i}"/>' for one in ("jointpos", "jointvel", "jointactuatorfrc")]
             sensors += [f'<{one} actuator="m{i}"/>' for one in ("actuatorpos", "actuatorvel", "actuatorfrc")]
         if kind == "ball":
             sensors += [f'<{one} joint="j{i}"/>' for one in ("ballquat", "ballangvel")]
-    sensors += ['<clock/>', '<accelerometer site="s1" cutoff="2.5"/>']
+    sensors += ["<clock/>", '<accelerometer site="s1" cutoff="2.5"/>']
     named = "".join(one.replace("/>", f' name="x{k}"/>') for k, one in enumerate(sensors))
     return (
         '<mujoco><option timestep="0.002" gravity="0.3 -0.4 -9.81"><flag contact="disable"/></option><worldbody>'

@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["sensor_derivatives"]
 
 
-def sensor_derivatives(
-    mech: Any, z: Tensor, given: Given, names: Sequence[str] | None, **options: Any
-) -> tuple[Tensor, Tensor, Tensor]:
+def sensor_derivatives(mech: Any, z: Tensor, given: Given, names: Sequence[str] | None, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     """y (..., m), C (..., m, 12 nb) and D (..., m, nu), or by ctrl. They are zero where the step fails.
 
     Args:

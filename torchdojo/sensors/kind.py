@@ -54,7 +54,9 @@ class Sensor:
         for target in TARGETS:
             given = getattr(self, target) is not None
             if given and target not in (*kind.needs, *kind.takes):
-                raise ValueError(f"Sensor {self.kind!r}: got {target}={getattr(self, target)!r}; allowed: {', '.join(kind.needs + kind.takes)}")
+                raise ValueError(
+                    f"Sensor {self.kind!r}: got {target}={getattr(self, target)!r}; allowed: {', '.join(kind.needs + kind.takes)}"
+                )
             if not given and target in kind.needs:
                 raise ValueError(f"Sensor {self.kind!r}: got no {target}; give {target}=NAME")
         if self.cutoff < 0 or self.noise < 0:

@@ -65,8 +65,8 @@ class Reading:
             if self.over_time:  # batch dimensions of parameters stand before the time: move the time in front of all
                 if z.shape[:-2] != after.shape[:-2] or z.ndim < 2 or z.shape[-2] not in (after.shape[-2], after.shape[-2] - 1):
                     raise ValueError(
-                        f"read_sensors: got z {tuple(z.shape)} for a trajectory {tuple(after.shape)}; allowed: the states before its steps, "
-                        "path.z[..., :-1, :]"
+                        f"read_sensors: got z {tuple(z.shape)} for a trajectory {tuple(after.shape)}; allowed: the states before its "
+                        "steps, path.z[..., :-1, :]"
                     )
                 z = z[..., : after.shape[-2] - 1, :].movedim(-2, 0)
                 after, impulses = after[..., 1:, :].movedim(-2, 0), impulses.movedim(-2, 0)
@@ -190,7 +190,7 @@ class Reading:
         return contact_report(self.structure, self.after, self.impulses, self.given.repeat)
 
     def contact_forces(self) -> list[tuple[Tensor, float, Tensor, Tensor]]:
-        """Number of the body (contacts,), sign, place (..., contacts, 3) [m] and force (..., contacts, 3) [N], for both sides of contacts."""
+        """Both sides of contacts: number of the body (contacts,), sign, place [m] and force [N] (..., contacts, 3)."""
         if not len(self.structure.contacts):
             return []
         report, last = self.report, self.number[None]
@@ -249,5 +249,3 @@ class Reading:
 
     def zeros(self, *size: int) -> Tensor:
         return self.z.new_zeros((*self.z.shape[:-1], *size))
-
-

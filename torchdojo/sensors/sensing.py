@@ -41,7 +41,9 @@ class Sensing(Structure):
         time: Any = None,
         repeat: int = 1,
     ) -> Tensor:
-        """What the sensors read at z, side by side at the places `mech.sensors.layout`, (..., m): ``mech.read_sensors(z, mech.step(z, u))``.
+        """What the sensors read at z, side by side, (..., m): ``mech.read_sensors(z, mech.step(z, u))``.
+
+        `mech.sensors.layout` has their places.
 
         Poses and velocities are those of z. Accelerations are what the step implies, (v⁺ − v)/h, and forces are means over the step. So a
         reading belongs to the state before the step. It is differentiable in all arguments, in the numbers of bodies and joints, and in

@@ -39,7 +39,9 @@ class Sites(MutableMapping[str, Site]):
         if not isinstance(site, Site):
             raise TypeError(f"sites[{name!r}]: got {type(site).__name__}; allowed: td.Site(body, position, orientation)")
         if site.body is not None and site.body not in self._structure.bodies:
-            raise ValueError(f"sites[{name!r}]: got the body {site.body!r}; bodies are {list(self._structure.bodies)}, and the world is None")
+            raise ValueError(
+                f"sites[{name!r}]: got the body {site.body!r}; bodies are {list(self._structure.bodies)}, and the world is None"
+            )
         self._all[name] = site
 
     def __delitem__(self, name: str) -> None:
