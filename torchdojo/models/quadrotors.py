@@ -48,7 +48,7 @@ def quadrotor(
 
     ``mech.step(z, ctrl=ctrl)`` takes a control in [-1, 1] for each of "rotor1" to "rotor4": thrust 6.5 (1 + control) N along the body's z.
     All at -0.5 hover. Rotors 1 and 3 turn the body one way about z, 2 and 4 the other way, by 0.0201 N·m per N. The inputs u of the joint
-    are force and torque in the world's axes. The IMU at the site "imu" has the sensors "body_gyro", "body_linacc" and "body_quat", as in the
+    are force and torque in the world's axes. The IMU at the site "imu" has the sensors "body_gyro", "body_linacc" and "body_quat" of the
     file. Drag of air is left out: `td.models.drag(mech, z, 1.225, 1.8e-5)` is the file's.
 
     Args:
