@@ -54,6 +54,8 @@ from torchdojo.mechanism import Mechanism, Trajectory
 from torchdojo.posing.inverse_kinematics import PoseTarget, Posture
 from torchdojo.posing.poses import Keyframe
 from torchdojo.scenes import combine
+from torchdojo.sensors.kind import Sensor
+from torchdojo.sensors.site import Site
 from torchdojo.solver.options import GradientMode, RandomizedSmoothing, SolverOptions, Status
 from torchdojo.testing.diagnostics import creep, kappa_for_gap, resting_gap
 
@@ -104,7 +106,9 @@ __all__ = [
     "PrismaticOrbital",
     "RandomizedSmoothing",
     "Revolute",
+    "Sensor",
     "Shape",
+    "Site",
     "SolverOptions",
     "Sphere",
     "Spherical",

@@ -38,6 +38,9 @@ from torchdojo.posing.inverse_kinematics import PoseTarget, Posture
 from torchdojo.posing.poses import Keyframe, keyframe, within_limits
 from torchdojo.posing.scene_parts import Part, part_of, spread_values
 from torchdojo.precision import in_float64
+from torchdojo.sensors.derivatives import sensor_derivatives
+from torchdojo.sensors.reading import Given as ReadingGiven
+from torchdojo.sensors.sensing import Sensing
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.state import minimal as tree
 from torchdojo.state import signs
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["Mechanism", "StepOutput", "Trajectory"]
 
 
-class Mechanism(JointSpace):
+class Mechanism(JointSpace, Sensing):
     """Bodies, joints and contacts, stepped with hard contact and differentiated through the step.
 
     Args:
@@ -350,6 +353,7 @@ class Mechanism(JointSpace):
         wrench: Tensor | None = None,
         grad_kappa: float | Tensor | None = None,
         out: Tensor | None = None,
+        sensors: bool | Sequence[str] = False,
     ) -> Linearization:
         """A step, or a control period, and its derivatives on the tangent space. The kernel takes a step and its Jacobian in one call.
 
@@ -361,14 +365,20 @@ class Mechanism(JointSpace):
             wrt: names of what else to differentiate by: "wrench", or parameters of `mech.named_parameters()`, "bodies.trunk.mass" say. Each
                 row takes a backward pass, 12 nb in all.
             out: (..., 12 nb, 12 nb + nu) for A and B side by side, as in `jacobians`.
+            sensors: True, or names: y, C and D of `read_sensors` at z and of this step, a backward pass for each number.
 
-        Environments that fail are flagged, and have zeros in A, B and `by`. Nothing here is differentiable.
+        Environments that fail are flagged, and have zeros in A, B, C, D and `by`. Nothing here is differentiable.
 
         Raises:
             ValueError: an unknown name, the gradient mode "complementarity_aware", and as `step` and `jacobians`.
         """
         of_call = linearize.Call(repeat, wrt, warm_start, wrench, grad_kappa, out)
-        return linearize.linearize(self.backends, self.options, z, u, ctrl, of_call)
+        solved = linearize.linearize(self.backends, self.options, z, u, ctrl, of_call)
+        if sensors is False:
+            return solved
+        given = ReadingGiven(None, u, ctrl, wrench, repeat=repeat)
+        y, C, D = sensor_derivatives(self, z, given, None if sensors is True else sensors, warm_start=warm_start, grad_kappa=grad_kappa)
+        return solved._replace(y=y, C=C, D=D)
 
     @in_float64
     def linearize_minimal(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ from torchdojo.envs.checks import (
 from torchdojo.envs.direct import light_guards
 from torchdojo.envs.disturbances import Kicks, SensorNoise, Sensors
 from torchdojo.envs.ground import Ground, Terrain, scan_points
+from torchdojo.envs.instruments import Instruments, SensorNames
 from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition, any_rare, finite, part_of
 from torchdojo.envs.randomization import Randomization, Ranges
 from torchdojo.envs.saving import restore, saved
@@ -69,6 +70,7 @@ class Env:
             `Ground`. None: as the mechanism has it. height_scan: whether the observation ends with the heights of the root above the
             ground at 7 x 5 points around it, or at given points (n, 2), ahead and to the left [m].
         observe_impulses: whether `Motion.impulses` has the contacts' normal impulses, and the observation ends with them over h · repeat.
+        sensors: names in `mech.sensors`, or sensors by name; the observation ends with what they read (`Instruments`).
         autoreset: "same_step": an environment whose episode ends starts the next one in the same step. "disabled": it goes on from where
             it is, until `reset(mask)`.
         dtype: of observations and rewards. Everything inside is float64. seed: of the one generator that draws all random numbers.
@@ -107,6 +109,7 @@ class Env:
         terrain: Terrain | None = None,
         height_scan: bool | Sequence[Sequence[float]] = False,
         observe_impulses: bool = False,
+        sensors: SensorNames = (),
         autoreset: Autoreset = "same_step",
         dtype: torch.dtype = torch.float64,
         seed: int = 0,
@@ -120,8 +123,7 @@ class Env:
         self.noise = positive("noise", noise, zero=True)
         self.autoreset = one_from("autoreset", autoreset, ("same_step", "disabled"))
         self.dtype = one_from("dtype", dtype, (torch.float64, torch.float32))
-        self.observe_impulses = bool(observe_impulses)
-        self.on_state: Callable[[Tensor], Tensor] | None = None
+        self.observe_impulses, self.on_state = bool(observe_impulses), cast(Callable[[Tensor], Tensor] | None, None)
         self.generator = torch.Generator().manual_seed(seed)
         if mech is None:
             timestep, kappa = self.timestep if timestep is None else timestep, self.kappa if kappa is None else kappa
@@ -144,14 +146,13 @@ class Env:
             raise ValueError(f"height_scan: got {height_scan!r} without terrain=; allowed: with terrain, as terrain='rough'")
         self.ground = None if terrain is None else Ground(self.mech, terrain, scan, label)
         self.num_actions = len(self.mech.actuators)
-        places = self.mech.impulse_layout.items()
-        self._normals = [place.start for name, place in places if name.startswith("contacts.")]
-        self._steps = 0  # of each environment
-        self.plain = type(self).advance is Env.advance
+        self._normals = [place.start for name, place in self.mech.impulse_layout.items() if name.startswith("contacts.")]
+        self._steps, self.plain = 0, type(self).advance is Env.advance  # steps of each environment
         self._over = torch.zeros(self.num_envs, dtype=torch.bool)  # whose episode ended, where nothing resets by itself
         self._counts = {name: torch.zeros(self.num_envs, dtype=torch.int64) for name in COUNTS}
         self._finished = torch.zeros(3, dtype=torch.float64)  # episodes, and sums of their returns and lengths
         self.term_names: tuple[str, ...] = ()
+        self.instruments = Instruments(self, sensors) if sensors else None
         starts = self._make_pool(pool, SensorNoise.of(sensor_noise))
         self.num_obs, self.num_starts = starts.obs.shape[-1], len(starts.obs)
         self._pool, self._sizes = torch.cat(starts[:-2], -1), [tensor.shape[-1] for tensor in starts[:-2]]
@@ -344,7 +345,7 @@ class Env:
         index, goal, time = drawn if drawn.ndim == 1 else drawn[:, 0].long(), after.goal, after.time
         if self.resample:  # the reward is for the goal that the action was chosen for, and the next action sees the new one
             goal = torch.where((time % self.resample == 0)[:, None], part_of(self._pool, self._sizes, "goal", index), goal)
-        obs = self._observe(after._replace(goal=goal))
+        obs = self._observe(after._replace(goal=goal), state.z, out)
         reward, parts = (torch.zeros_like(state.total), state.total.new_zeros(len(time), 0)) if rated is None else rated
         flagged = ~(good & finite(reward.detach() + obs.detach().sum(-1) + after.memory.detach().sum(-1)))
         if any_rare(flagged):
@@ -400,12 +401,14 @@ class Env:
 
     # -- starts --------------------------------------------------------------------------------------------------------------------------
 
-    def _observe(self, motion: Motion) -> Tensor:
+    def _observe(self, motion: Motion, before: Tensor | None = None, out: StepOutput | None = None) -> Tensor:
         parts = [self.observe(motion)]
         if self.ground is not None and len(self.ground.scan):
             parts.append(self.ground.seen(motion.root))
         if self.observe_impulses:
             parts.append(motion.impulses / self.period)
+        if self.instruments is not None:
+            parts.append(self.instruments.read(self, motion, before, out))
         return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
     def _parts(self, terms: Tensor | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -438,8 +441,7 @@ class Env:
         """Episodes that begin in these motions."""
         out = self.mech.step(motion.z, ctrl=motion.action)  # its solution is a good warm start; the state is not taken
         if failed := int((out.status != 0).sum()):
-            name = type(self).__name__
-            raise ValueError(f"{name}: no step can be taken from {failed} of {len(obs)} starts; allowed: none in another body")
+            raise ValueError(f"{type(self).__name__}: no step from {failed} of {len(obs)} starts; allowed: none in another body")
         seen, carried = self.sensors.begin(obs, self.normal)
         return EnvState(motion.z, *motion[2:8], carried, seen, out.solution, motion.time, motion.z.new_zeros(len(obs)))
 

@@ -62,10 +62,10 @@ def find_mirror(env: Env, center: Tensor | None = None, memory: Callable[[Tensor
 def _find_mirror(env: Env, center: Tensor | None, memory: Callable[[Tensor], Tensor] | None) -> Mirror:
     name, mech = env.name or type(env).__name__, env.mech
     carried = env.state.memory.shape[-1]
-    if env.observe_impulses or (carried and memory is None):
+    if env.observe_impulses or env.instruments is not None or (carried and memory is None):
         raise ValueError(
-            f"mirror of {name}: got observed impulses or a memory; allowed: no impulses, and memories whose image is given, "
-            "find_mirror(..., memory=); or write mirror() by hand"
+            f"mirror of {name}: got observed impulses, sensors or a memory; allowed: neither impulses nor sensors, and memories whose "
+            "image is given, find_mirror(..., memory=); or write mirror() by hand"
         )
     home = mech.to_minimal(mech.initial_state())[0] if center is None else center
     turn = _coordinates(mech, home, name)

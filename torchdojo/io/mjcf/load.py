@@ -14,9 +14,10 @@ from torchdojo.elements.near_rule import Near
 from torchdojo.elements.touching import Filter
 from torchdojo.io.meshes import Folders, MeshMode
 from torchdojo.io.mjcf.description import MjcfInfo, read_mjcf
+from torchdojo.io.mjcf.sensors import add_sensors
 from torchdojo.io.mjcf.state import keyframes
 from torchdojo.io.pairs import between_bodies, of_geometry
-from torchdojo.io.report import announce
+from torchdojo.io.report import LoadReport, announce
 from torchdojo.io.robot import Ground, assemble
 from torchdojo.mechanism import Mechanism
 
@@ -60,7 +61,8 @@ def load_mjcf(
 
     Joints with an actuator are ``actuated``: u is the force or torque [N, N m] on the joint; ``effort_limit`` is the largest of the file.
     ``u = mech.actuators(ctrl, z)`` applies the file's motors, dampers, position and velocity servos to controls in the order of
-    ``mech.actuators.names``, with gear, ctrlrange, forcerange and actuatorfrcrange.
+    ``mech.actuators.names``, with gear, ctrlrange, forcerange and actuatorfrcrange. Sites and sensors are ``mech.sites`` and
+    ``mech.sensors``, with the readings that MuJoCo has.
 
     Args:
         path: the file; its includes and meshes are looked up from there. Missing meshes that only draw are left out.
@@ -123,6 +125,8 @@ def load_mjcf(
     )
     _actuate(mech, robot, servos)
     mech.poses.update(keyframes(mech, robot))
+    left_out = add_sensors(mech, robot).entries()
+    mech.load_report = LoadReport(robot.path, (*mech.load_report.entries, *left_out))
     announce(mech, strict)
     return mech
 
