@@ -56,8 +56,7 @@ CASES: dict[str, tuple[str, str, tuple[str, str, str, tuple[str, ...]]]] = {
                                   ("motion", "approximated", "damping of actuators", ("m",))),
     "obstacle": (PAIR + '<geom name="rock" size="1" pos="9 0 0"/>', "", ("motion", "ignored", "geoms of the world", ("rock",))),
     "bodies that touch": (PAIR + body(hinge("h3", X), name="c"), "", ("motion", "ignored", "contacts between bodies", ("a-c",))),
-    "sensors": (LOOSE, '<sensor><jointpos joint="h1"/><jointpos joint="h2"/></sensor>', ("none", "ignored", "sensors", ())),
-    "sites": (LOOSE + '<site/>', "", ("none", "ignored", "sites", ())),
+    "sensors": (LOOSE, '<sensor><e_kinetic name="e"/></sensor>', ("none", "ignored", "sensors", ("e",))),
 }  # fmt: skip
 
 

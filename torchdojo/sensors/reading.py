@@ -70,7 +70,9 @@ class Reading:
                     )
                 z = z[..., : after.shape[-2] - 1, :].movedim(-2, 0)
                 after, impulses = after[..., 1:, :].movedim(-2, 0), impulses.movedim(-2, 0)
-                moved = {key: value.movedim(-2, 0) for key in ("u", "ctrl", "wrench") if isinstance(value := getattr(given, key), Tensor)}
+                moved: dict[str, Any] = {
+                    key: value.movedim(-2, 0) for key in ("u", "ctrl", "wrench") if isinstance(value := getattr(given, key), Tensor)
+                }
                 self.given = given._replace(**moved)
             elif after.shape[-1] != z.shape[-1]:
                 raise ValueError(f"read_sensors: got out.z of shape {tuple(after.shape)}; allowed: the step from z, (..., {z.shape[-1]})")
