@@ -155,7 +155,7 @@ def test_wrong_names_are_refused_with_a_remedy(moving, name):
 
 
 def test_readings_without_what_sensors_need_are_refused(moving):
-    mech, z, ctrl = moving
+    mech, z, _ = moving
     with pytest.raises(ValueError, match="needs the step that starts at z"):
         mech.read_sensors(z)
     with pytest.raises(ValueError, match="time="):
@@ -166,7 +166,7 @@ def test_readings_without_what_sensors_need_are_refused(moving):
         mech.read_sensors(z, names=["nose"])
     with pytest.raises(TypeError, match="allowed: what step or rollout returned"):
         mech.read_sensors(z, 3)
-    with pytest.raises(ValueError, match="'head'.*bodies are"):
+    with pytest.raises(ValueError, match=r"'head'.*bodies are"):
         mech.sites["head"] = td.Site("head")
 
 
@@ -178,7 +178,7 @@ def test_files_say_which_sensors_are_left_out_and_why(tmp_path):
     path.write_text(text)
     mech = load(path, contacts=None)
     assert set(mech.sensors.left_out) == {"lost", "gone", "e"}
-    with pytest.raises(ValueError, match="'lost', which the file has.*merge_fixed_joints=False"):
+    with pytest.raises(ValueError, match=r"'lost', which the file has.*merge_fixed_joints=False"):
         mech.read_sensors(mech.initial_state(), names=["lost"])
     assert {entry.kind for entry in mech.load_report.entries} >= {"sensors"}
     kept = load(path, contacts=None, merge_fixed_joints=False)

@@ -16,7 +16,6 @@ from torchdojo.elements.joints import Joint, StandardJoint
 from torchdojo.engine.contact_report import contact_report
 from torchdojo.engine.periods import check_repeat
 from torchdojo.parameters import bind, stacked
-from torchdojo.sensors.kind import Sensor
 from torchdojo.sensors.site import Site
 from torchdojo.state.layout import split_state, with_world
 from torchdojo.structure import Structure
@@ -202,7 +201,7 @@ class Reading:
 
     # -- joints --------------------------------------------------------------------------------------------------------------------------
 
-    def joint(self, sensor: Sensor) -> Joint:
+    def joint(self, sensor: Any) -> Joint:
         """The joint of a sensor, with its coordinate checked."""
         joints = self.structure.named_joints()
         if sensor.joint not in joints:
