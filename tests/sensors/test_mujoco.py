@@ -6,9 +6,9 @@ import mujoco
 import numpy as np
 import pytest
 import torch
-
 from mujoco_state import differences, state_and_step
 from sensor_text import random_tree
+
 from torchdojo.io.mjcf.description import read_mjcf
 from torchdojo.io.mjcf.load import load_mjcf
 

@@ -155,7 +155,7 @@ def test_wrong_names_are_refused_with_a_remedy(moving, name):
 
 
 def test_readings_without_what_sensors_need_are_refused(moving):
-    mech, z, ctrl = moving
+    mech, z, _ = moving
     with pytest.raises(ValueError, match="needs the step that starts at z"):
         mech.read_sensors(z)
     with pytest.raises(ValueError, match="time="):
@@ -166,17 +166,19 @@ def test_readings_without_what_sensors_need_are_refused(moving):
         mech.read_sensors(z, names=["nose"])
     with pytest.raises(TypeError, match="allowed: what step or rollout returned"):
         mech.read_sensors(z, 3)
-    with pytest.raises(ValueError, match="'head'.*bodies are"):
+    with pytest.raises(ValueError, match=r"'head'.*bodies are"):
         mech.sites["head"] = td.Site("head")
 
 
 def test_files_say_which_sensors_are_left_out_and_why(tmp_path):
     path = tmp_path / "tree.xml"
-    text = random_tree(3).replace("</sensor>", '<force name="lost" site="t1"/><subtreecom name="gone" body="w1"/><e_kinetic name="e"/></sensor>')
+    text = random_tree(3).replace(
+        "</sensor>", '<force name="lost" site="t1"/><subtreecom name="gone" body="w1"/><e_kinetic name="e"/></sensor>'
+    )
     path.write_text(text)
     mech = load(path, contacts=None)
     assert set(mech.sensors.left_out) == {"lost", "gone", "e"}
-    with pytest.raises(ValueError, match="'lost', which the file has.*merge_fixed_joints=False"):
+    with pytest.raises(ValueError, match=r"'lost', which the file has.*merge_fixed_joints=False"):
         mech.read_sensors(mech.initial_state(), names=["lost"])
     assert {entry.kind for entry in mech.load_report.entries} >= {"sensors"}
     kept = load(path, contacts=None, merge_fixed_joints=False)
@@ -193,7 +195,8 @@ def test_environments_end_their_observation_with_sensors():
     torch.testing.assert_close(seen.obs[:, : plain.num_obs], without.obs, rtol=0, atol=0)
     out = env.mech.step(before, ctrl=action, repeat=env.repeat)
     expected = torch.cat(
-        (env.mech.read_sensors(before, out, names=["body_linacc"], repeat=env.repeat), env.mech.read_sensors(out.z, names=["body_gyro"])), -1
+        (env.mech.read_sensors(before, out, names=["body_linacc"], repeat=env.repeat), env.mech.read_sensors(out.z, names=["body_gyro"])),
+        -1,
     )
     torch.testing.assert_close(seen.obs[:, plain.num_obs :], expected, rtol=1e-6, atol=1e-6)
     assert float(torch.autograd.grad(seen.obs[:, -6:-3].sum(), action)[0].abs().min()) > 0

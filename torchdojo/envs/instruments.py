@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +11,6 @@ from torch import Tensor
 from torchdojo.envs.motion import Motion
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.sensors.kind import KINDS, Sensor
-
-if TYPE_CHECKING:
-    from torchdojo.envs.env import Env
 
 __all__ = ["Instruments", "SensorNames"]
 
@@ -36,7 +33,7 @@ class Instruments:
         layout: the places of the sensors among the last numbers of the observation.
     """
 
-    def __init__(self, env: Env, given: SensorNames) -> None:
+    def __init__(self, env: Any, given: SensorNames) -> None:
         if isinstance(given, str):
             raise TypeError(f"sensors: got {given!r}; allowed: a sequence of names, such as ({given!r},)")
         table = env.mech.sensors
@@ -53,7 +50,7 @@ class Instruments:
         self._order = [i + first * late for late, place in order for i in range(place.start, place.stop)]
         assert len(self._order) == size
 
-    def read(self, env: Env, motion: Motion, before: Tensor | None, out: StepOutput | None) -> Tensor:
+    def read(self, env: Any, motion: Motion, before: Tensor | None, out: StepOutput | None) -> Tensor:
         """(B, m). before, out: the state before the control step that led here, and its result; None: at a start."""
         now, late = self._parts
         time = motion.time * env.period

@@ -16,7 +16,6 @@ from torchdojo.elements.joints import Joint, StandardJoint
 from torchdojo.engine.contact_report import contact_report
 from torchdojo.engine.periods import check_repeat
 from torchdojo.parameters import bind, stacked
-from torchdojo.sensors.kind import Sensor
 from torchdojo.sensors.site import Site
 from torchdojo.state.layout import split_state, with_world
 from torchdojo.structure import Structure
@@ -70,7 +69,9 @@ class Reading:
                     )
                 z = z[..., : after.shape[-2] - 1, :].movedim(-2, 0)
                 after, impulses = after[..., 1:, :].movedim(-2, 0), impulses.movedim(-2, 0)
-                moved = {key: value.movedim(-2, 0) for key in ("u", "ctrl", "wrench") if isinstance(value := getattr(given, key), Tensor)}
+                moved: dict[str, Any] = {
+                    key: value.movedim(-2, 0) for key in ("u", "ctrl", "wrench") if isinstance(value := getattr(given, key), Tensor)
+                }
                 self.given = given._replace(**moved)
             elif after.shape[-1] != z.shape[-1]:
                 raise ValueError(f"read_sensors: got out.z of shape {tuple(after.shape)}; allowed: the step from z, (..., {z.shape[-1]})")
@@ -200,7 +201,7 @@ class Reading:
 
     # -- joints --------------------------------------------------------------------------------------------------------------------------
 
-    def joint(self, sensor: Sensor) -> Joint:
+    def joint(self, sensor: Any) -> Joint:
         """The joint of a sensor, with its coordinate checked."""
         joints = self.structure.named_joints()
         if sensor.joint not in joints:
