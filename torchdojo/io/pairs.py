@@ -6,15 +6,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
+
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.elements.joints import Joint
+from torchdojo.elements.near_contact import NearContact
 from torchdojo.elements.near_rule import MOST_CORNERS, NearRule
+from torchdojo.elements.together import contacts_by_kind
 from torchdojo.elements.touching import Filter, Solids, selected, shape_contacts
+from torchdojo.engine.near_gaps import Cores
+from torchdojo.engine.near_set import near_pairs
 from torchdojo.geometry.shapes import Shape
 from torchdojo.io.report import Findings
+from torchdojo.mechanism import Mechanism
+from torchdojo.state.layout import split_state, with_world
 
-__all__ = ["PairInfo", "between_bodies", "note_overlaps", "of_geometry", "pair_contacts"]
+__all__ = ["PairInfo", "between_bodies", "note_overlaps", "of_geometry", "pair_contacts", "touching_at"]
 
 BETWEEN = "contacts between bodies"  # kind of the entries of a report
 
@@ -122,6 +130,20 @@ def pair_contacts(
     for kinds, names in points.items():
         findings.add("approximated", BETWEEN, dict.fromkeys(names), f"only points of one of the shapes, {kinds}, touch the other")
     return result
+
+
+def touching_at(mech: Mechanism, contacts: Mapping[str, Contact], z: Tensor, most: float) -> list[str]:
+    """Names of the contacts whose gap at z (13 nb,) is at most `most` [m]; of a pair with near contacts, the first one."""
+    result = []
+    plain = {name: contact for name, contact in contacts.items() if not isinstance(contact, NearContact)}
+    for group in contacts_by_kind(plain, list(mech.bodies), with_world(split_state(z)[0])):
+        gaps = group.contact.distance(*group.poses)
+        close = gaps.reshape(-1, gaps.shape[-1]).amin(0) <= most
+        result += [name for name, inside in zip(group.names, close.tolist(), strict=True) if inside]
+    names = {id(contact): name for name, contact in contacts.items()}
+    near = [pair for pair in near_pairs(mech) if id(pair.slots[0]) in names]
+    inside = (Cores(near).gaps(z[None], most)[0] <= most).tolist()
+    return result + [names[id(pair.slots[0])] for pair, one in zip(near, inside, strict=True) if one]
 
 
 def note_overlaps(contacts: Mapping[str, Contact], touching: Iterable[str], findings: Findings) -> None:

@@ -22,19 +22,14 @@ from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.elements.couplings import JointCoupling, infeasible
 from torchdojo.elements.joint import TURN
-from torchdojo.elements.near_contact import NearContact
 from torchdojo.elements.near_rule import Near, NearRule
-from torchdojo.elements.together import contacts_by_kind
-from torchdojo.engine.near_gaps import Cores
-from torchdojo.engine.near_set import near_pairs
 from torchdojo.geometry.shapes import Shape
 from torchdojo.geometry.visuals import Visual
-from torchdojo.io.pairs import PairInfo, between_bodies, note_overlaps, of_geometry, pair_contacts
+from torchdojo.io.pairs import PairInfo, between_bodies, note_overlaps, of_geometry, pair_contacts, touching_at
 from torchdojo.io.report import Findings, LoadEntry, LoadReport
 from torchdojo.mechanism import Mechanism
 from torchdojo.parameters import one_by_one
 from torchdojo.quaternion import from_rotation_matrix
-from torchdojo.state.layout import split_state, with_world
 from torchdojo.state.minimal import to_maximal
 from torchdojo.state.stiffness import STIFF, stiff_springs
 from torchdojo.structure import Structure
@@ -384,16 +379,7 @@ def _contacts_at_the_start(robot: RobotInfo, mech: Mechanism, expected: bool) ->
         zeros = torch.zeros(mech.num_coordinates, dtype=torch.float64)
         # The reference computes it, since the kernel would have to be compiled first.
         z = to_maximal(mech.tree_order(), mech.num_bodies, zeros, zeros, mech.timestep.detach().flatten()[0])
-        pose = with_world(split_state(z)[0])
-        touching = []
-        for group in contacts_by_kind({n: c for n, c in fixed.items() if not isinstance(c, NearContact)}, list(mech.bodies), pose):
-            gaps = group.contact.distance(*group.poses)
-            close = gaps.reshape(-1, gaps.shape[-1]).amin(0) <= TOUCHING
-            touching += [name for name, inside in zip(group.names, close.tolist(), strict=True) if inside]
-        names = {id(contact): name for name, contact in fixed.items()}
-        near = [pair for pair in near_pairs(mech) if id(pair.slots[0]) in names]
-        inside = (Cores(near).gaps(z[None], TOUCHING)[0] <= TOUCHING).tolist()
-        touching += [names[id(pair.slots[0])] for pair, one in zip(near, inside, strict=True) if one]
+        touching = touching_at(mech, fixed, z, TOUCHING)
         note_overlaps(fixed, touching, findings)
     return findings.entries()
 
