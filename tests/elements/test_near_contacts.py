@@ -301,6 +301,49 @@ def test_hulls_that_are_poured_find_their_steps(count: int, steps: int) -> None:
     assert float(mech.distances(path.z[1:]).min()) > 0
 
 
+class Slowly(near_set.NearSteps):
+    """Steps whose terms are chosen in Python."""
+
+    def _in_kernel(self, given, keep_solutions):
+        return None
+
+
+@needs_kernel
+def test_rollout_in_the_kernel_is_the_loop_in_python() -> None:
+    """States, and gradients by states and wrenches, of environments with terms of their own."""
+    ends = []
+    for kind in (near_set.NearSteps, Slowly):
+        mech, z = hull_on_box()
+        quick = mech.backends.select(Request(mech.options))
+        assert isinstance(quick, near_set.NearSteps)
+        steps = kind(quick.structure, quick.request, quick.pairs, quick._select, quick._search)
+        start = torch.stack((z, z, z))
+        start[1, 2] += 0.004
+        start[2, 13] += 0.003
+        start.requires_grad_(True)
+        wrench = torch.zeros(12, dtype=torch.float64, requires_grad=True)
+        path = steps.rollout(StepInputs(start, torch.zeros(14, 0, dtype=torch.float64), wrench), True)
+        assert not path.status.any()
+        weight = torch.randn(path.z.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        gradients = torch.autograd.grad((path.z * weight).sum(), (start, wrench))
+        ends.append((path, gradients))
+    (quick_path, by_quick), (path, gradients) = ends
+    torch.testing.assert_close(quick_path.z, path.z, atol=1e-10, rtol=0)
+    for own, expected in zip(by_quick, gradients, strict=True):
+        torch.testing.assert_close(own, expected, atol=1e-8, rtol=1e-8)
+    assert quick_path.solution.shape == path.solution.shape
+
+
+def test_overflow_flags_one_environment() -> None:
+    """An environment with more terms than slots keeps its state, others go on."""
+    mech = one_box(slots=3)
+    low, high = (mech.initial_state(box={"position": (0, 0, height)}) for height in (0.0302, 0.2))
+    with pytest.warns(UserWarning, match=r"[48] terms .* slots, 3"):
+        path = mech.rollout(torch.stack((low, high)), steps=3)
+    assert int(path.status[0, -1]) == int(td.Status.MAX_ITERATIONS) and not path.status[1].any()
+    assert torch.equal(path.z[0, -1], path.z[0, -2]) and float(path.z[1, -1, 2]) < 0.2
+
+
 # -- bad input -----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -315,8 +358,9 @@ def test_bad_input() -> None:
         with pytest.raises(TypeError, match=law):
             td.near_contacts("box", BOX, None, FLOOR, **{law: 0.1})
     mech = one_box(slots=3)
-    with pytest.raises(RuntimeError, match=r"8 terms .* slots, 3|4 terms .* slots, 3"):
-        mech.rollout(mech.initial_state(box={"position": (0, 0, 0.0302)}), steps=20)
+    with pytest.warns(UserWarning, match=r"[48] terms .* slots, 3"):
+        path = mech.rollout(mech.initial_state(box={"position": (0, 0, 0.0302)}), steps=20)
+    assert int(path.status[-1]) == int(td.Status.MAX_ITERATIONS)
     mech = one_box()
     z = mech.initial_state(box={"position": (0, 0, 0.0302)})
     with pytest.raises(RuntimeError, match=r"torch\.func"):
