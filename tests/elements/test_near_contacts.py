@@ -368,6 +368,28 @@ def test_bad_input() -> None:
     assert int(mech.step(torch.full_like(z, torch.nan)).status) != 0
 
 
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [(td.Box((0.1, 0.1, 1e-4)), "Box of 0.0001 m at its thinnest"), (td.Cylinder(5e-5, 0.1), "Cylinder of 0.0001 m at its thinnest")],
+)
+def test_shapes_too_thin_for_their_edges(shape: td.Shape, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        td.near_contacts("a", shape, None, FLOOR)
+    assert polytope_of(shape, 1e-5).radius == 1e-5
+
+
+@pytest.mark.parametrize("radius", [0.0, -1e-3, float("nan"), float("inf")])
+def test_radii_are_positive_lengths(radius: float) -> None:
+    with pytest.raises(ValueError, match=r"radius=.*positive lengths"):
+        td.near_contacts("a", BOX, None, FLOOR, radius=radius)
+
+
+@pytest.mark.parametrize(("body", "other", "unknown"), [("b", None, "b"), ("a", "c", "c")])
+def test_unknown_bodies_are_named(body: str, other: str | None, unknown: str) -> None:
+    with pytest.raises(ValueError, match=f"refers to body '{unknown}'; bodies are"):
+        td.Mechanism({"a": td.Body(1.0, shape=BOX)}, (), td.near_contacts(body, BOX, other, FLOOR))
+
+
 def test_report_copies_and_scenes() -> None:
     """Forces of slots carry the weight, copies have pairs of their own, and parts keep their slots."""
     mech = one_box()

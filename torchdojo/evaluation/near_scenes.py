@@ -1,4 +1,4 @@
-"""Scenes whose bodies touch at near terms, measured: nothing overlaps, nothing is flagged, no energy comes from nothing, and what rests rests.
+"""Scenes whose bodies touch at near terms: overlaps, flags, energy from nothing, and creep at rest are measured.
 
 On the central path a contact has the energy −(κ/h) ln φ, which it gives back as its gap φ opens. So a scene may gain as much as its terms
 can hold between their least gap and the reach, and no more.

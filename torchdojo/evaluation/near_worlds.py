@@ -92,11 +92,23 @@ def _core(core: Polytope) -> Shape:
 
 
 def build(
-    shapes: Mapping[str, Shape], masses: Mapping[str, float], start: Mapping[str, Mapping[str, Any]], *, world: Mapping[str, Shape] | None = None,
-    pairs: Callable[[str, str], bool] = lambda a, b: True, grounded: Callable[[str], bool] = lambda name: True, joints: Mapping[str, Any] | None = None,
-    slots: int = 24, friction: float = 0.6, gravity: bool = True, timestep: float = TIMESTEP, kappa: float = KAPPA,
-    u: Tensor | None = None, push: Mapping[str, tuple[float, float, float]] | None = None, **laws: float,
-) -> Scene:  # fmt: skip
+    shapes: Mapping[str, Shape],
+    masses: Mapping[str, float],
+    start: Mapping[str, Any],
+    *,
+    world: Mapping[str, Shape] | None = None,
+    pairs: Callable[[str, str], bool] = lambda a, b: True,
+    grounded: Callable[[str], bool] = lambda name: True,
+    joints: Mapping[str, Any] | None = None,
+    slots: int = 24,
+    friction: float = 0.6,
+    gravity: bool = True,
+    timestep: float = TIMESTEP,
+    kappa: float = KAPPA,
+    u: Tensor | None = None,
+    push: Mapping[str, tuple[float, float, float]] | None = None,
+    **laws: float,
+) -> Scene:
     """A scene of these shapes by names, with near contacts between the pairs of bodies chosen, and of the grounded ones with the world."""
     world = {"floor": FLOOR} if world is None else world
     contacts: dict[str, NearContact] = {}
@@ -116,7 +128,7 @@ def build(
     mech = Mechanism(
         bodies, dict(joints or {}), contacts, timestep=timestep, gravity=(0.0, 0.0, -GRAVITY if gravity else 0.0), options=options
     )
-    return Scene(mech, mech.initial_state(**start), found, u, push or {})
+    return Scene(mech, mech.initial_state(**dict(start)), found, u, push or {})
 
 
 def _random(*size: int, seed: int = 0) -> Tensor:
@@ -177,7 +189,7 @@ def dominoes(count: int = 12, **options: Any) -> Scene:
 
 
 def peg(clearance: float = 0.5e-3, **options: Any) -> Scene:
-    """A square peg of 4 × 4 × 10 cm and 0.3 kg falls into a hole that is wider by the clearance on each side; it starts askew in its mouth."""
+    """A square peg of 4 × 4 × 10 cm and 0.3 kg falls into a hole that is wider by the clearance on each side, and starts askew in it."""
     inner, wide, deep = 0.02 + clearance, 0.05, 0.06
     sides: dict[str, Shape] = {"floor": FLOOR}
     for name, sign in (("east", 1), ("west", -1)):
@@ -192,20 +204,21 @@ def peg(clearance: float = 0.5e-3, **options: Any) -> Scene:
 def wall(courses: int = 4, **options: Any) -> Scene:
     """A wall of bricks of 20 × 10 × 6 cm and 2 kg in running bond, with half bricks at the ends of every other course."""
     length, height, joint = 0.2, 0.06, 1.5e-3
+    widths: dict[str, float] = {}
     shapes: dict[str, Shape] = {}
     start: dict[str, dict[str, Any]] = {}
     for course in range(courses):
         lengths = [length] * 3 if course % 2 == 0 else [0.5 * (length - joint), length, length, 0.5 * (length - joint)]
         x = -0.5 * (sum(lengths) + joint * (len(lengths) - 1))
         for i, size in enumerate(lengths):
-            shapes[f"brick{course}_{i}"] = Box((size, 0.1, height))
+            shapes[f"brick{course}_{i}"], widths[f"brick{course}_{i}"] = Box((size, 0.1, height)), size
             start[f"brick{course}_{i}"] = {"position": (x + 0.5 * size, 0.0, 0.5 * height + START + (height + START) * course)}
             x += size + joint
-    masses = {name: 2.0 * float(shape.size[0]) / length for name, shape in shapes.items() if isinstance(shape, Box)}
+    masses = {name: 2.0 * width / length for name, width in widths.items()}
 
     def near(a: str, b: str) -> bool:
         (xa, _, za), (xb, _, zb) = start[a]["position"], start[b]["position"]
-        reach = 0.5 * float(shapes[a].size[0] + shapes[b].size[0]) + 2 * joint
+        reach = 0.5 * (widths[a] + widths[b]) + 2 * joint
         return abs(xa - xb) < reach and abs(za - zb) < 1.5 * height
 
     return build(shapes, masses, start, pairs=near, grounded=lambda name: name.startswith("brick0"), **options)
@@ -270,7 +283,7 @@ CORNERS = (4, 8, 20, 50, 200)
 
 
 def drops(**options: Any) -> Scene:
-    """A tetrahedron and hulls of 8, 20, 50 and 200 corners of 5 cm and 0.5 kg are dropped 5 cm, thrown and turning; none touches another."""
+    """A tetrahedron and hulls of 8, 20, 50 and 200 corners of 5 cm and 0.5 kg fall 5 cm, thrown and turning, each for itself."""
     shapes = {f"hull{count}": round_hull(count, 0.05, count) for count in CORNERS}
     start = {
         name: {
