@@ -13,7 +13,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from torchdojo.elements.contact import Contact
 from torchdojo.elements.joints import Floating
 from torchdojo.elements.near_contact import NearContact
 from torchdojo.engine.backend import Backend, Trajectory
@@ -243,7 +242,7 @@ class NearSteps(Backend):
         raise RuntimeError("near contacts: steps with stacked parameters of their own (adaptive=, randomized gradients) are not available")
 
 
-def forget_other_terms(contacts: Iterable[Contact], lead: torch.Size) -> None:
+def forget_other_terms(contacts: Iterable[object], lead: torch.Size) -> None:
     """Empty the slots that have terms of another batch than that of the dimensions `lead`."""
     for slot in contacts:
         if isinstance(slot, NearContact) and slot.term.shape[:-1] not in (lead, ()):
