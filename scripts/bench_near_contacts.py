@@ -111,13 +111,13 @@ def search_times() -> None:
 def main() -> None:
     scenes = {"stack": stack, "dominoes": dominoes, "hulls": hulls}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("scenes", nargs="*", default=list(scenes), choices=[*scenes, []])
+    parser.add_argument("scenes", nargs="*", metavar="scene", help="default: all")
     parser.add_argument("--batch", nargs="+", type=int, default=[1, 16, 256])
     parser.add_argument("--steps", type=int, default=20)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     search_times()
-    for name in asked.scenes:
+    for name in asked.scenes or scenes:
         mech, z = scenes[name]()
         beside = mujoco_step(mech, z, asked.steps)
         for batch in asked.batch:

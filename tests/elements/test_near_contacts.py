@@ -334,6 +334,17 @@ def test_rollout_in_the_kernel_is_the_loop_in_python() -> None:
     assert quick_path.solution.shape == path.solution.shape
 
 
+@needs_kernel
+def test_rollouts_of_another_batch() -> None:
+    mech = one_box()
+    z = mech.initial_state(box={"position": (0, 0, 0.0302)})
+    expected = mech.rollout(z, steps=6).z[-1]
+    for batch in ((2,), (3,), ()):
+        torch.testing.assert_close(
+            mech.rollout(z.expand(*batch, 13), steps=6).z[..., -1, :], expected.expand(*batch, 13), atol=1e-9, rtol=0
+        )
+
+
 def test_overflow_flags_one_environment() -> None:
     """An environment with more terms than slots keeps its state, others go on."""
     mech = one_box(slots=3)

@@ -7,7 +7,7 @@ beyond the reach weigh nothing, whether they are in slots or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -29,7 +29,7 @@ from torchdojo.solver.options import Status
 from torchdojo.state.layout import STATE_SIZE
 from torchdojo.structure import Structure
 
-__all__ = ["NearPair", "NearSteps", "near_pairs", "search_in_torch"]
+__all__ = ["NearPair", "NearSteps", "forget_other_terms", "near_pairs", "search_in_torch"]
 
 BASE = 1 << 20  # more than a shape has features
 NONE = torch.tensor((float(NOTHING), 0.0, 0.0), dtype=torch.float64)  # the term of an empty slot
@@ -98,9 +98,7 @@ class NearSteps(Backend):
         """All steps of u (..., T, nu) in one call of the kernel; None where it does not have them, or their derivatives."""
         z, u, wrench, warm = given
         lead, slots = z.shape[:-1], [slot for slot in self.structure.contacts.values() if isinstance(slot, NearContact)]
-        if slots[0].term.shape[:-1] not in (lead, ()):  # terms of another batch
-            for slot in slots:
-                slot.term = NONE.clone()
+        forget_other_terms(slots, lead)
         kernel = self._select(self.request)
         if not isinstance(kernel, Kernel) or forward_mode() or self.request.grad_kappa is not None or not z.numel() or not u.shape[-2]:
             return None
@@ -242,6 +240,13 @@ class NearSteps(Backend):
 
     def having(self, parameters: Sequence[Tensor], request: Request) -> Backend:
         raise RuntimeError("near contacts: steps with stacked parameters of their own (adaptive=, randomized gradients) are not available")
+
+
+def forget_other_terms(contacts: Iterable[object], lead: torch.Size) -> None:
+    """Empty the slots that have terms of another batch than that of the dimensions `lead`."""
+    for slot in contacts:
+        if isinstance(slot, NearContact) and slot.term.shape[:-1] not in (lead, ()):
+            slot.term = NONE.clone()
 
 
 def _check_seen() -> None:
