@@ -13,7 +13,6 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import Motion, Pose, Twist, previous_pose
 from torchdojo.elements.joints import Joint, StandardJoint
-from torchdojo.engine.contact_report import contact_report
 from torchdojo.engine.periods import check_repeat
 from torchdojo.parameters import bind, stacked
 from torchdojo.sensors.site import Site
@@ -188,7 +187,7 @@ class Reading:
     def report(self) -> Any:
         """The contacts after the step, `ContactReport`."""
         assert self.after is not None and self.impulses is not None
-        return contact_report(self.structure, self.after, self.impulses, self.given.repeat)
+        return cast(Any, self.structure).contact_report(self.after, self.impulses, self.given.repeat)  # of the mechanism
 
     def contact_forces(self) -> list[tuple[Tensor, float, Tensor, Tensor]]:
         """Both sides of contacts: number of the body (contacts,), sign, place [m] and force [N] (..., contacts, 3)."""
