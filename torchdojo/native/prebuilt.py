@@ -86,6 +86,6 @@ def open_prebuilt(sources: Mapping[str, bytes]) -> tuple[ctypes.CDLL, str] | Non
                 say(f"the prebuilt kernel {path} cannot be used ({error}); to mend it: pip install --force-reinstall torchdojo")
     if chosen:
         raise NativeUnavailable(
-            f"{VARIABLE} is {chosen}, but no usable kernel of this level lies in {FOLDER}; install a wheel, or unset it."
+            f"{VARIABLE} is {chosen}, but {FOLDER} has no usable kernel of it; install a wheel, or unset it."
         )
     return None
