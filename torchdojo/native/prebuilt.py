@@ -85,7 +85,5 @@ def open_prebuilt(sources: Mapping[str, bytes]) -> tuple[ctypes.CDLL, str] | Non
             except OSError as error:
                 say(f"the prebuilt kernel {path} cannot be used ({error}); to mend it: pip install --force-reinstall torchdojo")
     if chosen:
-        raise NativeUnavailable(
-            f"{VARIABLE} is {chosen}, but {FOLDER} has no usable kernel of it; install a wheel, or unset it."
-        )
+        raise NativeUnavailable(f"{VARIABLE} is {chosen}, but {FOLDER} has no usable kernel of it; install a wheel, or unset it.")
     return None
