@@ -27,6 +27,7 @@ FLOORS = (
     ("torchdojo",),
     ("models", "io", "testing", "scenes"),
     ("mechanism",),
+    ("sensors",),
     ("engine",),
     ("native",),
     ("gradients",),

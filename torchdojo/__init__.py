@@ -51,8 +51,11 @@ from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.io import load
 from torchdojo.io.pieces import decompose, load_mesh
 from torchdojo.mechanism import Mechanism, Trajectory
+from torchdojo.posing.inverse_kinematics import PoseTarget, Posture
 from torchdojo.posing.poses import Keyframe
 from torchdojo.scenes import combine
+from torchdojo.sensors.kind import Sensor
+from torchdojo.sensors.site import Site
 from torchdojo.solver.options import GradientMode, RandomizedSmoothing, SolverOptions, Status
 from torchdojo.testing.diagnostics import creep, kappa_for_gap, resting_gap
 
@@ -97,11 +100,15 @@ __all__ = [
     "PlanarFree",
     "PlanarOrbital",
     "Plane",
+    "PoseTarget",
+    "Posture",
     "Prismatic",
     "PrismaticOrbital",
     "RandomizedSmoothing",
     "Revolute",
+    "Sensor",
     "Shape",
+    "Site",
     "SolverOptions",
     "Sphere",
     "Spherical",

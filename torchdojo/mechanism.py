@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics import energy
+from torchdojo.dynamics.joint_space import JointSpace
 from torchdojo.elements.contacts import Contact, NonlinearContact
+from torchdojo.elements.near_rule import Near, NearRule
 from torchdojo.elements.touching import Solids, added, on_ground, removed
 from torchdojo.engine import linearize, minimal, observables
 from torchdojo.engine.adaptive import AdaptiveOptions, adaptive_options
@@ -31,16 +33,19 @@ from torchdojo.geometry.visuals import Visual
 from torchdojo.geometry.world import World
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.parameters import Modules, transforming, warn_user
-from torchdojo.posing import loops, placement
+from torchdojo.posing import inverse_kinematics, loops, placement
+from torchdojo.posing.inverse_kinematics import PoseTarget, Posture
 from torchdojo.posing.poses import Keyframe, keyframe, within_limits
 from torchdojo.posing.scene_parts import Part, part_of, spread_values
 from torchdojo.precision import in_float64
+from torchdojo.sensors.derivatives import sensor_derivatives
+from torchdojo.sensors.reading import Given as ReadingGiven
+from torchdojo.sensors.sensing import Sensing
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.state import minimal as tree
 from torchdojo.state import signs
 from torchdojo.state.layout import TANGENT_SIZE
 from torchdojo.state.stiffness import warn_of_stiff_springs
-from torchdojo.structure import Structure
 
 if TYPE_CHECKING:
     from torchdojo.viewer.animation import Animation
@@ -48,7 +53,7 @@ if TYPE_CHECKING:
 __all__ = ["Mechanism", "StepOutput", "Trajectory"]
 
 
-class Mechanism(Structure):
+class Mechanism(JointSpace, Sensing):
     """Bodies, joints and contacts, stepped with hard contact and differentiated through the step.
 
     Args:
@@ -348,6 +353,7 @@ class Mechanism(Structure):
         wrench: Tensor | None = None,
         grad_kappa: float | Tensor | None = None,
         out: Tensor | None = None,
+        sensors: bool | Sequence[str] = False,
     ) -> Linearization:
         """A step, or a control period, and its derivatives on the tangent space. The kernel takes a step and its Jacobian in one call.
 
@@ -359,14 +365,20 @@ class Mechanism(Structure):
             wrt: names of what else to differentiate by: "wrench", or parameters of `mech.named_parameters()`, "bodies.trunk.mass" say. Each
                 row takes a backward pass, 12 nb in all.
             out: (..., 12 nb, 12 nb + nu) for A and B side by side, as in `jacobians`.
+            sensors: True, or names: y, C and D of `read_sensors` at z and of this step, a backward pass for each number.
 
-        Environments that fail are flagged, and have zeros in A, B and `by`. Nothing here is differentiable.
+        Environments that fail are flagged, and have zeros in A, B, C, D and `by`. Nothing here is differentiable.
 
         Raises:
             ValueError: an unknown name, the gradient mode "complementarity_aware", and as `step` and `jacobians`.
         """
         of_call = linearize.Call(repeat, wrt, warm_start, wrench, grad_kappa, out)
-        return linearize.linearize(self.backends, self.options, z, u, ctrl, of_call)
+        solved = linearize.linearize(self.backends, self.options, z, u, ctrl, of_call)
+        if sensors is False:
+            return solved
+        given = ReadingGiven(None, u, ctrl, wrench, repeat=repeat)
+        y, C, D = sensor_derivatives(self, z, given, None if sensors is True else sensors, warm_start=warm_start, grad_kappa=grad_kappa)
+        return solved._replace(y=y, C=C, D=D)
 
     @in_float64
     def linearize_minimal(
@@ -469,7 +481,16 @@ class Mechanism(Structure):
         """
         return part_of(self, self.part_names, name)
 
-    def add_contact(self, a: str, b: str | World, *, model: Callable[..., Contact] = NonlinearContact, **arguments: Any) -> list[str]:
+    def add_contact(
+        self,
+        a: str,
+        b: str | World,
+        *,
+        model: Callable[..., Contact] = NonlinearContact,
+        near: Near = "auto",
+        slots: int | None = None,
+        **arguments: Any,
+    ) -> list[str]:
         """Let bodies touch each other with their shapes, ``mech.add_contact("hand", "crate", friction=0.8)``; names of the contacts.
 
         As every edit, it may come at any time, and solutions for warm starts change. `td.combine` says which shapes touch.
@@ -477,11 +498,13 @@ class Mechanism(Structure):
         Args:
             a, b: names of bodies or parts, or patterns ("robot/*_foot"); for b also a fixed shape or `td.Plane` of the world.
             model, arguments: class of the contacts, and its keywords.
+            near, slots: as in `td.combine`.
 
         Raises:
-            ValueError: unknown names, bodies that touch already, shapes without contacts with each other. Nothing changes then.
+            ValueError: unknown names, a pair of one body, bodies that touch already, shapes without contacts with each other. Nothing
+                changes then.
         """
-        made = added(self._solids(), self.named_contacts(), a, b, model, **arguments)
+        made = added(self._solids(), self.named_contacts(), a, b, model, NearRule(near, slots), **arguments)
         self.contacts.update(made)
         return list(made)
 
@@ -521,7 +544,8 @@ class Mechanism(Structure):
         and couplings are left open, which gives fewer pairs. No finite number of samples is a proof: a `margin` covers what they miss.
 
         Args:
-            samples: number of configurations. margin: distance that all contacts of a pair keep [m]. seed: of the samples.
+            samples: number of configurations. margin: distance that all contacts of a pair keep [m], of near contacts at least their reach
+                of 1 mm. seed: of the samples.
 
         Raises:
             ValueError: no samples, a negative margin.
@@ -641,6 +665,36 @@ class Mechanism(Structure):
         """
         return loops.close_loops(self, z, hold)
 
+    def inverse_kinematics(
+        self,
+        targets: PoseTarget | Sequence[PoseTarget],
+        q: Tensor | None = None,
+        *,
+        hold: Sequence[str] = (),
+        starts: int = 32,
+        iterations: int = 16,
+        tolerance: float = 1e-6,
+        seed: int = 0,
+    ) -> Posture:
+        """Coordinates within the limits of the joints at which bodies are where the targets say: ``mech.inverse_kinematics(target).q``.
+
+        Levenberg and Marquardt's method starts at q, and then from the random coordinates whose poses are nearest to the targets.
+        Coordinates that move no body with a target stay. The result has first derivatives by targets and parameters: those of the least
+        change, with coordinates at limits held. It has the dtype of q, or of `initial_state`.
+
+        Args:
+            targets: one or several `td.PoseTarget`. Batch dimensions of their numbers and of q broadcast.
+            q: (..., num_coordinates) to start from; None: as near to zero as limits allow. hold: names of joints whose coordinates stay.
+            starts: largest number of starts, `iterations` each; 1: only from q. seed: of the random coordinates.
+            tolerance: largest distance [m] and angle [rad] from the targets with success.
+
+        Raises:
+            ValueError: unknown names, no target, a loop or coupling that the motion would open.
+            RuntimeError: inside a `torch.func` transform.
+        """
+        of_call = inverse_kinematics.Search(hold, starts, iterations, tolerance, seed)
+        return inverse_kinematics.inverse_kinematics(self, self._body_tree(), targets, q, of_call)
+
     @in_float64
     def to_minimal(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(q, qd), each (..., num_coordinates): joint coordinates [m, rad] and their backward differences over one step.
@@ -668,7 +722,11 @@ class Mechanism(Structure):
 
     @in_float64
     def distances(self, z: Tensor) -> Tensor:
-        """Signed distance of every contact [m], (..., number of contacts), contacts in order."""
+        """Signed distance of every contact [m], (..., number of contacts), contacts in order.
+
+        Near contacts without a place within their reach of 1 mm have 2 mm. In states of another batch than that of the last step, their
+        slots have the places that are near there.
+        """
         return observables.distances(self.backends, self.options, z)
 
     @in_float64
@@ -697,9 +755,10 @@ class Mechanism(Structure):
             result: what `step` or `rollout` returned, or its impulses (..., n). repeat: steps of each period, as in `rollout`.
 
         Raises:
-            ValueError: states that are not those after the steps, shapes that do not fit. TypeError: another kind of result.
+            ValueError: states that are not those after the steps, shapes that do not fit; near contacts that acted, in other steps than the
+                last one, whose terms alone they have. TypeError: another kind of result.
         """
-        return contact_report(self, z, result, repeat)
+        return contact_report(self, self.backends, self.options, z, result, repeat)
 
     @in_float64
     def unwind(self, z: Tensor, *, near: Tensor | None = None) -> Tensor:

@@ -17,6 +17,7 @@ from torch.nn.utils.parametrize import is_parametrized
 
 __all__ = [
     "PhysicalModule",
+    "alike",
     "bind",
     "broadcast_shapes",
     "check_tensor",
@@ -160,6 +161,8 @@ class PhysicalModule(nn.Module):
     optional: ClassVar[dict[str, int]] = {}
     #: attributes that decide on the equations; a mechanism that has the module is laid out anew when one is assigned
     structural: ClassVar[frozenset[str]] = frozenset()
+    #: fields that steps set for each environment; a batch of them makes no mechanism that differs between environments
+    chosen: ClassVar[frozenset[str]] = frozenset()
     noun: ClassVar[str] = "module"  # in error messages
 
     def set_fields(self, fields: Mapping[str, int]) -> None:
@@ -297,6 +300,16 @@ def one_by_one(batch: _Self) -> list[_Self]:
         for name, value in values.items():
             module._parameters[name] = nn.Parameter(value[i].clone(), requires_grad=False)
     return modules
+
+
+def alike(module: _Self, shared: Mapping[str, nn.Parameter]) -> _Self:
+    """A module with the same numbers as its own, but for `shared` parameters and tensors that require grad, which both modules have."""
+    twin = copy.copy(module)
+    twin.__dict__.update({name: copy.copy(value) for name, value in module.__dict__.items() if isinstance(value, dict)})
+    for name, value in twin._parameters.items():
+        if value is not None and name not in shared and not value.requires_grad:
+            twin._parameters[name] = nn.Parameter(value.detach().clone(), requires_grad=False)
+    return twin
 
 
 def _with_digits(tensor: Tensor, changed: Tensor) -> Tensor:

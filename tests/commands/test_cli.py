@@ -83,6 +83,22 @@ def test_large_kappa_is_commented(capsys):
     assert "contacts at rest float" in capsys.readouterr().out
 
 
+def test_self_collision_tells_what_touched(capsys, tmp_path):
+    """Two cans land on the floor beside each other."""
+    free = '<body name="{0}" pos="{1} 0 0.1"><freejoint/><geom type="cylinder" size=".1 .1"/></body>'
+    floor = '<geom type="plane" size="1 1 1"/>'
+    path = tmp_path / "cans.xml"
+    path.write_text(f"<mujoco><worldbody>{floor}{free.format('one', 0.0)}{free.format('two', 0.2003)}</worldbody></mujoco>")
+    report = run_json(capsys, "simulate", path, "--steps", 3, "--self-collision", "--height", 0.0001)
+    assert report["near_slots"] >= report["near_slots_used"] > 0 and "one - world" in report["touched"]
+    assert run_json(capsys, "simulate", path, "--steps", 1)["near_slots"] == 0
+    assert main(["simulate", str(path), "--steps", "3", "--self-collision", "--height", "0.0001"]) == 0
+    printed = capsys.readouterr().out
+    assert "slots of near contacts" in printed and "one - world (" in printed
+    assert main(["simulate", str(path), "--self-collision", "--contact", "one:0,0,0"]) == 2
+    assert "give one of them" in capsys.readouterr().err
+
+
 def test_robot_file_with_mimic_joint_limits_and_contacts(capsys, urdf):
     report = run_json(capsys, "simulate", urdf, "--steps", 2)
     assert (report["bodies"], report["contacts"], report["inputs"]) == (3, 1, 1)  # a mimic joint has no input of its own
@@ -111,6 +127,7 @@ def test_robot_file_with_mimic_joint_limits_and_contacts(capsys, urdf):
         (["simulate", "missing.urdf"], "does not exist"),
         (["simulate", "robot.sdf"], "unknown suffix '.sdf'"),
         (["simulate", "box", "--fixed-base"], "are for robot files"),
+        (["simulate", "box", "--self-collision"], "are for robot files"),
         (["simulate", "pendulum", "--friction", "0.5"], "has no option 'friction'"),
         (["replay", "missing.npz"], "no file 'missing.npz'"),
     ],

@@ -28,6 +28,23 @@ def test_planes_of_any_slope_are_exact() -> None:
     torch.testing.assert_close(direction, normal.expand(50, 3), rtol=0, atol=1e-13)
 
 
+def test_the_normal_has_the_direction_of_the_gradient() -> None:
+    field, place = HeightField(rough(), (CELL, 1.3 * CELL)), points(200).requires_grad_()
+    gap, normal = field.gap(place, 0.02)
+    gradient = torch.autograd.grad(gap.sum(), place)[0]
+    torch.testing.assert_close(normal, gradient / gradient.norm(dim=-1, keepdim=True), rtol=0, atol=1e-13)
+    assert (gradient.norm(dim=-1) - 1).abs().max() > 0.01  # not on a plane
+
+
+def test_slopes_and_bends_are_derivatives_of_the_height() -> None:
+    field, place = HeightField(rough(), (CELL, 1.3 * CELL)), points(50)[:, :2].requires_grad_()
+    surface = field.at(place)
+    torch.testing.assert_close(surface.slope, torch.autograd.grad(surface.height.sum(), place, retain_graph=True)[0], rtol=0, atol=1e-13)
+    for k in range(2):
+        bend = torch.autograd.grad(surface.slope[..., k].sum(), place, retain_graph=True)[0]
+        torch.testing.assert_close(surface.bend[..., k], bend, rtol=0, atol=1e-12)
+
+
 def test_the_normal_is_continuous_across_cells_and_the_edge() -> None:
     line = torch.linspace(-0.4, 0.4, 80001, dtype=torch.float64)
     normal = HeightField(rough(), CELL).gap(torch.stack((line, 0.7 * line, 0 * line), -1))[1]
@@ -63,8 +80,9 @@ def test_beyond_the_grid_the_ground_is_level() -> None:
     heights = rough()
     surface = HeightField(heights, CELL).at(torch.tensor([[5.0, 7.0], [-5.0, -7.0], [1e30, -1e30]], dtype=torch.float64))
     torch.testing.assert_close(surface.height, torch.stack((heights[-1, -1], heights[0, 0], heights[-1, 0])), rtol=0, atol=1e-15)
-    for slope in (surface.by_x, surface.by_y):  # a sum of weights that cancel, times heights of 2 cm over cells of 5 cm
-        torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-15)
+    # Sums of weights that cancel, times heights of 2 cm over cells of 5 cm, once and twice.
+    torch.testing.assert_close(surface.slope, torch.zeros_like(surface.slope), rtol=0, atol=1e-15)
+    torch.testing.assert_close(surface.bend, torch.zeros_like(surface.bend), rtol=0, atol=1e-13)
 
 
 def test_gradients_by_place_heights_radius_cell_and_origin() -> None:

@@ -53,7 +53,7 @@ def test_ellipsoids_are_18_balls_and_a_sphere_is_one(write_mjcf: Write) -> None:
 def test_geoms_without_contact_points_are_named(write_mjcf: Write) -> None:
     mesh = '<asset><mesh name="m" vertex="0 0 0 1 0 0 0 1 0 0 0 1"/></asset>'
     path = write_mjcf(FLOOR + free_body('<geom name="g" type="mesh" mesh="m"/><geom name="ball" size=".1"/>'), mesh)
-    reason = "geoms of g: ignored; height fields, signed distances, and meshes with mesh=None have no contact points"
+    reason = "geoms of g: ignored; moving height fields, signed distances, and meshes with mesh=None have no contact points"
     assert reason in notes(path, mesh=None)
     assert list(quiet(path, mesh=None).contacts) == ["ball"]
     assert list(quiet(path).contacts) == ["g_1", "g_2", "g_3", "ball"]  # g_0 lies inside of the ball

@@ -117,10 +117,17 @@ def test_what_does_not_touch_is_reported(write_mjcf: Write) -> None:
     box = '<geom name="box" type="box" size=".1 .1 .1"/>'
     path = write_mjcf(box + can + ball)
     report = quiet(path, contacts="all", ground=False).load_report
+    found = {(entry.did, entry.effect, entry.names) for entry in report.of_kind("contacts between bodies")}
+    assert found == {("used", "none", ("can-ball",)), ("used", "none", ("can-box",))} and not report.lost
+    report = quiet(path, contacts="all", ground=False, near=False).load_report
     found = {(entry.did, entry.names) for entry in report.of_kind("contacts between bodies")}
     assert found == {("ignored", ("can-ball",)), ("approximated", ("can-box",))}
     with pytest.raises(ValueError, match="cylinder and sphere do not touch each other"):
-        td.load(path, contacts="all", ground=False, strict=True)
+        td.load(path, contacts="all", ground=False, near=False, strict=True)
+    egg = '<body name="egg" pos="0 0 3"><freejoint/><geom name="egg" type="ellipsoid" size=".1 .1 .2"/></body>'
+    report = quiet(write_mjcf(box + can + egg), contacts="all", ground=False).load_report
+    found = {(entry.did, entry.names) for entry in report.of_kind("contacts between bodies")}
+    assert found == {("used", ("can-box",)), ("ignored", ("can-egg",)), ("approximated", ("egg-box",))}
 
 
 def test_a_filter_leaves_out_pairs(write_mjcf: Write) -> None:

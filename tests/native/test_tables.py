@@ -31,6 +31,7 @@ STRUCTURES: dict[str, Any] = {
     "TdGradient": calls.Gradient,
     "TdMap": calls.Map,
     "TdNear": calls.Near,
+    "TdNearSteps": calls.NearSteps,
 }
 
 

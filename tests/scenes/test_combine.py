@@ -302,19 +302,59 @@ def test_contacts_of_parts_stay_and_are_not_doubled() -> None:
     assert not any({f"dog/{body}", "floor"} in pairs(scene) for body in standing)  # they are on that plane already
 
 
+def test_cylinders_and_hulls_have_near_contacts() -> None:
+    """A can and a stone of a scene lie on a table and on each other; `place` puts them there, and the report names them."""
+    stone = td.Hull([(0.05, 0, 0), (-0.03, 0.04, 0), (-0.03, -0.04, 0), (0, 0, 0.05), (0, 0, -0.04)])
+    bodies = {"can": td.Body(1.0, shape=td.Cylinder(0.1, 0.2)), "stone": td.Body(0.5, shape=stone)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        scene = td.combine(**bodies, table=td.Box((2.0, 2.0, 0.2)))
+    assert pairs(scene) == unordered({("can", "table"), ("stone", "table"), ("can", "stone")})
+    z = scene.initial_state(on="ground", can={"position": (0, 0, 1.0)}, stone={"position": (0.5, 0, 1.0)})
+    assert float(z[2]) == pytest.approx(0.2, abs=1e-6) and float(z[15]) == pytest.approx(0.14, abs=1e-3)
+    path = scene.rollout(z, steps=20)
+    assert not path.status.any() and abs(float(path.z[-1, 2]) - 0.2) < 1e-3
+    with pytest.raises(ValueError, match=r"states of batch \(20,\) after a step of batch \(\); near contacts keep the places"):
+        scene.contact_report(path.z, path)
+    with pytest.raises(ValueError, match="near contacts keep the places of the last step alone"):
+        scene.contact_forces(path.z[1:], path.impulses)
+    out = scene.step(path.z[-1])
+    touching = {(pair.body, pair.other): pair for pair in scene.contact_report(out.z, out).touching()}
+    assert set(touching) == {("can", "table"), ("stone", "table")}
+    assert float(touching["can", "table"].force[2]) == pytest.approx(9.81, rel=1e-3)
+    with pytest.raises(ValueError, match="acts and has no place"):
+        scene.contact_report(out.z, out.impulses.abs() + 1.0)
+    # Nothing acted, so any number of states will do.
+    flying = scene.rollout(scene.initial_state(can={"position": (0, 0, 5.0)}, stone={"position": (1, 0, 5.0)}), steps=3)
+    assert not scene.contact_report(flying.z, flying).active.any()
+    assert scene.distances(path.z.expand(2, -1, -1)).shape == (2, 21, len(scene.contacts))
+
+
 def test_pairs_without_contacts_are_told() -> None:
-    """A cylinder touches a box by points, and a ball not at all."""
+    """Without near contacts, a cylinder touches a box by points, and a ball not at all; a model of one's own has none."""
     can, box, ball = td.Body(1.0, shape=td.Cylinder(0.1, 0.2)), td.Body(1.0, shape=CUBE), td.Body(1.0, shape=td.Sphere(0.1))
     with pytest.warns(UserWarning, match=r"no contacts between can-ball \(Cylinder and Sphere\).*points of one shape.*can-box"):
-        scene = td.combine(can=can, box=box, ball=ball)
+        scene = td.combine(can=can, box=box, ball=ball, near=False)
     assert pairs(scene) == unordered({("can", "box"), ("box", "ball")}) and len([c for c in scene.contacts if c.startswith("can_box")]) == 8
     with pytest.warns(UserWarning, match="points of one shape"):
-        fixed = td.combine(box=td.Body(1.0, shape=CUBE), can=td.Cylinder(0.1, 0.2), contacts=[("can", "box")])
+        fixed = td.combine(box=td.Body(1.0, shape=CUBE), can=td.Cylinder(0.1, 0.2), contacts=[("can", "box")], near=False)
     z = fixed.initial_state(box={"position": (0, 0, 0.2002), "velocity": (0, 0, -0.01)})
     path = fixed.rollout(z, steps=20)
     assert not path.status.any() and abs(float(path.z[-1, 2]) - 0.2) < 1e-3
-    with pytest.raises(ValueError, match=r"\('can', 'ball'\) has Cylinder and Sphere"):
-        td.combine(can=td.Body(1.0, shape=td.Cylinder(0.1, 0.2)), ball=td.Body(1.0, shape=td.Sphere(0.1)), contacts=[("can", "ball")])
+    bodies = {"can": td.Body(1.0, shape=td.Cylinder(0.1, 0.2)), "ball": td.Body(1.0, shape=td.Sphere(0.1))}
+    for options in ({"near": False}, {"model": td.LinearContact}):
+        with pytest.raises(ValueError, match=r"\('can', 'ball'\) has Cylinder and Sphere"):
+            td.combine(**bodies, contacts=[("can", "ball")], **options)
+    for options, message in (
+        ({"near": 2.5}, "near: got 2.5"),
+        ({"slots": -1}, "slots: got -1"),
+        ({"contacts": [("can", "can")]}, "two different"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            td.combine(**bodies, **options)
+    size = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)  # near contacts would lose this gradient
+    with pytest.warns(UserWarning, match="no contacts between"):
+        td.combine(can=td.Body(1.0, (0.01, 0.01, 0.01), shape=td.Cylinder(size, 0.2)), ball=td.Body(1.0, shape=td.Sphere(0.1)))
 
 
 def test_contacts_come_and_go() -> None:

@@ -20,17 +20,18 @@ from torchdojo.evaluation.experiment import Experiment, Measurement, Outcome, Se
 from torchdojo.evaluation.gradients import EXPERIMENTS as GRADIENTS
 from torchdojo.evaluation.learning import EXPERIMENTS as LEARNING
 from torchdojo.evaluation.learning import check
+from torchdojo.evaluation.near_scenes import EXPERIMENTS as COLLISIONS
 from torchdojo.evaluation.physics import EXPERIMENTS as PHYSICS
 from torchdojo.evaluation.planning import EXPERIMENTS as PLANNING
 
 __all__ = ["TOPICS", "add_arguments", "run"]
 
 TOPICS: dict[str, Sequence[Experiment]] = {
-    "physics": PHYSICS, "gradients": GRADIENTS, "learning": LEARNING, "planning": PLANNING, "corpus": CORPUS,
+    "physics": PHYSICS, "gradients": GRADIENTS, "learning": LEARNING, "planning": PLANNING, "corpus": CORPUS, "collisions": COLLISIONS,
 }  # fmt: skip
 
 #: topic -> arguments of this topic alone
-OWN = {"learning": ("configs", "seeds", "algorithms"), "corpus": ("packages", "limit", "jobs", "time_limit")}
+OWN = {"learning": ("configs", "seeds", "algorithms"), "corpus": ("packages", "limit", "jobs", "time_limit"), "collisions": ("long",)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models", type=Path, metavar="DIR", help="folder with robot files (default: $TORCHDOJO_SHARED/models, else ../shared/models)"
     )
+    parser.add_argument("--long", action="store_true", default=None, help="long versions of collisions: 20 stones, 5 to 60 s of motion")
     learning = parser.add_argument_group("learning", "Runs in the folder --output that are there are read, and killed ones go on.")
     learning.add_argument("--configs", type=Path, metavar="DIR", help="folder with descriptions of runs (default: configs)")
     learning.add_argument("--seeds", type=whole, metavar="N", help="of each algorithm (default: 3)")

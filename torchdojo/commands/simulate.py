@@ -27,8 +27,10 @@ from torchdojo.commands.common import (
     write_report,
 )
 from torchdojo.commands.drawing import SHOWN, Page, add_page, write_drawing
+from torchdojo.commands.touched import Touched
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.joints import StandardJoint
+from torchdojo.elements.near_contact import NearContact
 from torchdojo.engine.penetration import deepest_penetration
 from torchdojo.geometry.hulls import Hull
 from torchdojo.gradients.reference_step import StepOutput
@@ -43,6 +45,7 @@ __all__ = ["Recording", "add_arguments", "build", "check_tolerance", "gradient_c
 
 CHECK_DIRECTIONS = 3  # of every input, drawn at random: a robot has hundreds of them
 LARGE_GAP = 1e-3  # m
+PAIRS = 8  # that touched, by name
 FREE_FLIGHT = 1e-2  # m; a contact that stays farther away than this exerts at most κ/FREE_FLIGHT per step
 
 
@@ -64,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     switch = argparse.BooleanOptionalAction
     add("--fixed-base", action=switch, help="weld the root of a robot file to the world, or let it float (default: as the file says)")
     add("--ground", action=switch, help="a robot file touches the plane z = 0 (default: where it has no plane and floats)")
+    add("--self-collision", action="store_true", help="bodies of a robot file touch each other, too, as with td.load(contacts='all')")
     add("--batch", type=whole, default=1, metavar="N", help="environments, each with other starting velocities")
     add("--height", type=positive, default=0.1, metavar="M", help="of the lowest contact at the start [m] (default: %(default)s)")
     add("--friction", type=not_negative, metavar="MU", help="Coulomb coefficient of all contacts")
@@ -83,8 +87,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--mesh",
-        choices=["hull", "skip", "none"],
-        help="collision meshes: contacts of hulls, the same without missing files, or no contact",
+        choices=["hull", "skip", "pieces", "none"],
+        help="collision meshes: contacts of hulls, the same without missing files, hulls with convex pieces between bodies, or no contact",
     )
     add("--mesh-path", action="append", default=[], metavar="DIR", help="a folder to look for meshes in; repeatable")
     add("--mesh-points", type=whole, metavar="N", help="largest number of contact points of a mesh (default: 16)")
@@ -146,9 +150,10 @@ def build(options: argparse.Namespace) -> tuple[Mechanism, Tensor]:
 
 
 def _built_in(options: argparse.Namespace, given: dict[str, Any]) -> tuple[Mechanism, Tensor]:
-    if _world_options(options) or options.contact or options.ignore or _mesh_options(options):
+    if _world_options(options) or options.contact or options.ignore or _mesh_options(options) or options.self_collision:
         raise CommandError(
-            "--fixed-base, --ground, --contact, --ignore, --mesh and --repair-inertia are for robot files; built-in mechanisms are complete"
+            "--fixed-base, --ground, --self-collision, --contact, --ignore, --mesh and --repair-inertia are for robot files; built-in "
+            "mechanisms are complete"
         )
     with user_input():
         mech = models.make(options.source, timestep=options.timestep, **given)
@@ -159,8 +164,12 @@ def _robot(options: argparse.Namespace, given: dict[str, Any]) -> tuple[Mechanis
     path = Path(options.source)
     if not path.exists() and not path.suffix and "/" not in options.source:
         raise CommandError(f"no built-in mechanism and no file {options.source!r}; built-in mechanisms: {', '.join(models.names())}")
+    if options.contact and options.self_collision:
+        raise CommandError("--contact replaces the collision geometry, of which --self-collision makes contacts; give one of them")
     if options.contact:
         given = {**given, "contacts": _contacts(options.contact)}
+    if options.self_collision:
+        given = {**given, "contacts": "all"}
     with user_input():
         given = {**given, **_world_options(options), **_mesh_options(options)}
         mech = load(path, timestep=options.timestep, ignore=options.ignore, **given)
@@ -224,7 +233,8 @@ def spread(mech: Mechanism, z: Tensor, batch: int, seed: int) -> Tensor:
 
 class Recording(NamedTuple):
     """z (batch, T+1, 13 nb) and the contacts' distances there [m]; impulses (batch, T, n); status, iterations, substeps (batch, T); output
-    of the last step; duration of the steps [s]."""
+    of the last step; duration of the steps [s]; (body, other) -> steps, of any environment, in which they touched; the largest number of
+    slots of near contacts that one environment used."""
 
     z: Tensor
     distances: Tensor
@@ -234,24 +244,33 @@ class Recording(NamedTuple):
     substeps: Tensor
     last: StepOutput
     wall: float
+    touched: dict[tuple[str, str], int]
+    slots: int
 
 
 def record(mech: Mechanism, z: Tensor, steps: int) -> Recording:
     """Step without input, each step warm-started from the one before. Ends once every environment is flagged: a flagged one stays put."""
     outputs: list[StepOutput] = []
-    start = time.perf_counter()
+    distances = [mech.distances(z).detach()]
+    seen = Touched(mech)
+    wall = 0.0
     with torch.no_grad():
         for _ in progress(range(steps), steps, "simulate"):
+            start = time.perf_counter()
             outputs.append(mech.step(outputs[-1].z, warm_start=outputs[-1].solution) if outputs else mech.step(z))
+            wall += time.perf_counter() - start
+            # Near contacts keep the places of this step, so their distances are asked for now.
+            distances.append(mech.distances(outputs[-1].z))
+            seen.add(outputs[-1], distances[-1])
             status = outputs[-1].status
             if bool((status != int(Status.SUCCESS)).all()):
                 print(f"note: stopped at step {len(outputs)} of {steps}: {Status(int(status[0])).explain}")
                 break
-    wall = time.perf_counter() - start
     z = torch.stack([z, *(out.z for out in outputs)], 1)
     names = ("impulses", "status", "iterations", "substeps")
     impulses, status, iterations, substeps = (torch.stack([getattr(out, name) for out in outputs], 1) for name in names)
-    return Recording(z, mech.distances(z).detach(), impulses, status, iterations, substeps, outputs[-1], wall)
+    gaps = torch.stack(torch.broadcast_tensors(*distances), 1)
+    return Recording(z, gaps, impulses, status, iterations, substeps, outputs[-1], wall, seen.steps, seen.slots)
 
 
 # -- the report --------------------------------------------------------------------------------------------------------------------------
@@ -276,6 +295,9 @@ def _counts(mech: Mechanism, recording: Recording, options: argparse.Namespace) 
         "iterations_max": int(recording.iterations.max()),
         "flagged_steps": int((recording.status != int(Status.SUCCESS)).sum()),
         "halved_steps": int((recording.substeps > 1).sum()),
+        "touched": {f"{body} - {other}": count for (body, other), count in recording.touched.items()},
+        "near_slots_used": recording.slots,
+        "near_slots": sum(isinstance(contact, NearContact) for contact in mech.named_contacts().values()),
     }
 
 
@@ -365,6 +387,12 @@ def _rows(r: dict[str, Any]) -> list[tuple[str, str]]:
         ("flagged steps", f"{r['flagged_steps']} of {r['steps'] * r['environments']}"),
         ("halved steps", f"{r['halved_steps']} of {r['steps'] * r['environments']}"),
     ]
+    if r["touched"]:
+        most = sorted(r["touched"].items(), key=lambda entry: -entry[1])
+        more = f", and {len(most) - PAIRS} more" if len(most) > PAIRS else ""
+        rows.append(("touched, in steps", ", ".join(f"{pair} ({count})" for pair, count in most[:PAIRS]) + more))
+    if r["near_slots"]:
+        rows.append(("slots of near contacts", f"at most {r['near_slots_used']} of {r['near_slots']} in use"))
     if "meshes" in r:
         rows.append(("meshes", f"{r['meshes']} as {r['mesh_points']} points, at most {1e3 * r['mesh_gap_m']:.3g} mm inside their hulls"))
     if r["smallest_distance_m"] is not None:

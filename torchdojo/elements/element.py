@@ -129,6 +129,14 @@ class Element(PhysicalModule):
             identity[..., i] = level.sqrt()
         return identity, identity
 
+    @property
+    def fades(self) -> Tensor | None:
+        """Whether impulses (..., E) act only within `geometry.near_terms.REACH` of their places. Default: None, which means nowhere.
+
+        Attempts of the solver then start near there (solver/start_level.py).
+        """
+        return None
+
     def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor, timestep: Tensor) -> Tensor:
         """How much impulse a change of velocity takes, (..., E, 1) or one value per cone: a scale for `on_path`, without other effect.
 

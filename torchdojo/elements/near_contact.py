@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from torchdojo.elements.contact import Contact, Touch, _pose_of_other
 from torchdojo.elements.contacts import NonlinearContact
@@ -19,9 +19,11 @@ from torchdojo.elements.element import Element, Motion, Pose
 from torchdojo.geometry.near_terms import CROSSING, NOTHING, Term, near_term
 from torchdojo.geometry.polytopes import Polytope, polytope_of
 from torchdojo.geometry.shapes import Shape
-from torchdojo.parameters import require
+from torchdojo.parameters import alike, require, transforming
 
-__all__ = ["NearContact", "near_contacts"]
+__all__ = ["NearContact", "check_slots", "near_contacts", "near_slots", "slots_of"]
+
+BALL, LINKED = 4, 8  # places of contact: of a ball; of a capsule, or two links of a robot
 
 
 class NearContact(NonlinearContact):
@@ -35,10 +37,12 @@ class NearContact(NonlinearContact):
     """
 
     fields: ClassVar[dict[str, int]] = {"friction": 0, "term": 1, "fading": 0}
+    chosen: ClassVar[frozenset[str]] = frozenset({"term", "fading"})
     # A patch of several places resists turning by itself. A bounce leaves the reach within its step, where impulses are zero.
     laws = tuple(law for law in Contact.laws if law != "restitution")
     term: Tensor
     fading: Tensor
+    in_scenery: bool = False  #: whether the scenery of the mechanism draws the fixed shape
 
     def __init__(self, body: str, *, shapes: tuple[Polytope, Polytope], other: str | None = None, friction: Any = 0.5, **laws: Any) -> None:
         Element.__init__(self)
@@ -68,6 +72,10 @@ class NearContact(NonlinearContact):
             require(known & inside, self.label(name), value, "a kind and numbers of features of both shapes (geometry/near_terms.py)")
         return value
 
+    @property
+    def fades(self) -> Tensor:
+        return (self.term[..., 0] != NOTHING) & (self.fading > 0)
+
     def near(self, poses: tuple[Pose, ...]) -> Term:
         """The term of this slot at the poses of `body_names`."""
         one, two = poses[0], _pose_of_other(poses)
@@ -84,8 +92,53 @@ class NearContact(NonlinearContact):
         return Contact.touch(self, motions)._replace(weight=self.near(tuple(motion.next for motion in motions)).weight)
 
     def world_impulse(self, impulse: Tensor, *poses: Pose) -> Tensor:
+        lead = impulse.shape[:-1]
+        if not transforming() and self.term.shape[:-1] != lead and bool((self.term[..., 0] > NOTHING).any()):
+            raise ValueError(
+                f"near contacts of {self.body!r} and {self.other or 'world'!r}: got impulses of shape {tuple(lead)} for places of shape "
+                f"{tuple(self.term.shape[:-1])}; near contacts keep the places of the last step alone. Ask for forces after each step of a "
+                "loop, out = mech.step(z, u)"
+            )
         found = self.near(poses)
         return found.weight[..., None] * self.force(found.normal, impulse)
+
+
+def slots_of(a: Polytope, b: Polytope, linked: bool = False) -> int:
+    """How many places of contact two cores need at a time.
+
+    A ball touches with its center, near which an edge or a corner of the other shape may be. Where two faces lie on each other, all
+    corners of both may count, and the crossings of their edges.
+
+    Args:
+        linked: whether joints connect their bodies. Faces of links seldom lie on each other, and robots have hundreds of pairs.
+    """
+    corners = len(a.vertices) + len(b.vertices) if len(a.vertices) + len(b.vertices) > 2 else 1
+    own, other = a.widest, b.widest
+    most = BALL if 1 in (own, other) else LINKED if linked or 2 in (own, other) else own + other + 2 * min(own, other)
+    return min(corners + len(a.edges) * len(b.edges), most)
+
+
+def check_slots(slots: Any) -> None:
+    """Refuse a number of slots that is not None or at least 1.
+
+    Raises:
+        ValueError: such a number.
+    """
+    if slots is not None and (isinstance(slots, bool) or not isinstance(slots, int) or slots < 1):
+        raise ValueError(f"slots: got {slots!r}; allowed: None, or a whole number of 1 or more")
+
+
+def near_slots(a: str, p: Polytope, b: str | None, q: Polytope, slots: int, surface: str = "", **arguments: Any) -> list[NearContact]:
+    """The slots of a pair of cores in the frames of their bodies. The numbers are checked once, since robots have hundreds of pairs.
+
+    Args:
+        surface: name of a fixed shape; "": none. arguments: friction and laws; tensors that require grad are those of all slots.
+    """
+    first = NearContact(a, shapes=(p, q), other=b, **arguments)
+    if surface:
+        first.surface_name = surface
+    shared = {name: value for name, value in arguments.items() if isinstance(value, nn.Parameter)}
+    return [first, *(alike(first, shared) for _ in range(slots - 1))]
 
 
 def near_contacts(
@@ -94,7 +147,7 @@ def near_contacts(
     b: str | None,
     shape_b: Shape | Sequence[Shape],
     *,
-    slots: int = 16,
+    slots: int | None = None,
     radius: float | None = None,
     **arguments: Any,
 ) -> dict[str, NearContact]:
@@ -103,7 +156,8 @@ def near_contacts(
     Args:
         a, b: names of the bodies; b None: the world. shape_a, shape_b: in their frames; as in `polytope_of`. Several, such as
             the pieces of `td.decompose`, touch each with each.
-        slots: places of contact at a time, of two shapes. Boxes that lie on each other have up to 16, cylinders and hulls more.
+        slots: places of contact at a time, of two shapes. None: as many as their faces may have: 4 with a sphere, 8 with a capsule, 16 of
+            two boxes, 36 of a cylinder on a box, 96 of two cylinders.
         radius: of sharp edges [m]; default: a hundredth of a shape's smallest extent, from 0.1 to 1 mm.
         arguments: friction and laws of `NearContact`, the same for all.
 
@@ -111,16 +165,15 @@ def near_contacts(
         Contacts by names that begin with "a_b".
 
     Raises:
-        ValueError: a shape that is not convex or too thin, a bad number of slots.
+        ValueError: a shape that is not convex or too thin, a bad number of slots, the same body twice.
     """
-    if isinstance(slots, bool) or not isinstance(slots, int) or slots < 1:
-        raise ValueError(f"slots: got {slots!r}; allowed: a whole number of 1 or more")
+    check_slots(slots)
     one, two = ([polytope_of(each, radius) for each in ([given] if isinstance(given, Shape) else given)] for given in (shape_a, shape_b))
     if not one or not two:
         raise ValueError(f"near_contacts of {a!r} and {b or 'world'!r}: got no shapes; allowed: a shape, or some of them")
     label, several = f"{a}_{'world' if b is None else b}", len(one) * len(two) > 1
     return {
-        f"{label}{f'_{i}_{j}' if several else ''}_near{k}": NearContact(a, shapes=(p, q), other=b, **arguments)
+        f"{label}{f'_{i}_{j}' if several else ''}_near{k}": contact
         for (i, p), (j, q) in itertools.product(enumerate(one), enumerate(two))
-        for k in range(slots)
+        for k, contact in enumerate(near_slots(a, p, b, q, slots or slots_of(p, q), **arguments))
     }

@@ -1,8 +1,7 @@
 """Which bodies may touch which, by name, and the contacts of their shapes.
 
-Pairs of shapes without a distance to each other (geometry/pairs.py) get no contact, or one by points alone. Both are returned by name, so
-that nothing is lost without a word. A general narrow phase and a list of near pairs take the place of `contacts_of` when the engine has
-them.
+Pairs of shapes without a closed form (geometry/pairs.py) get near contacts (near_contact.py), or one by points alone, or none. The last two
+are returned by name, so that nothing is lost without a word.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, LinearContact
 from torchdojo.elements.joints import Fixed, Floating, Joint
 from torchdojo.elements.manifolds import SHARP, contact_manifold
+from torchdojo.elements.near_rule import NearRule
 from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.shapes import Box, Capsule, Ellipsoid, Shape, Sphere
 from torchdojo.geometry.world import Plane, World
@@ -70,10 +70,11 @@ class Pair(NamedTuple):
 
 
 class Touching(NamedTuple):
-    """Contacts of two shapes by name. by_points: points of one of the shapes alone stand for it."""
+    """Contacts of two shapes by name. by_points: points of one of the shapes alone stand for it. near: they are near contacts."""
 
     contacts: dict[str, Contact]
     by_points: bool
+    near: bool = False
 
 
 class Made(NamedTuple):
@@ -88,8 +89,8 @@ class Made(NamedTuple):
         said = []
         if self.left_out:
             said.append(
-                f"no contacts between {_listed(self.left_out)}: spheres, capsules, boxes and ellipsoids touch each other, other shapes "
-                "touch planes, and boxes by their points"
+                f"no contacts between {_listed(self.left_out)}: spheres, capsules, boxes, cylinders and solid hulls touch each other "
+                "(near contacts with model=td.NonlinearContact or td.ImpactContact, sizes without batches or gradients)"
             )
         if self.by_points:
             said.append(f"only points of one shape, and no edges or faces, touch the other between {_listed(self.by_points)}")
@@ -165,6 +166,12 @@ class Solids:
                         (ahead if any(self.bodies[one].shapes for one in other if one is not None) else edge).append(other)
             edge = ahead
         return set().union(*reached.values())
+
+    def linked(self, name: str, other: str) -> bool:
+        """Whether joints, but for those with the world, connect two bodies."""
+        if name in self.world or other in self.world:
+            return False
+        return other in self.within(name, len(self.bodies))
 
     def matching(self, label: str, pattern: str) -> list[str]:
         """The names that a name of a body, of a part, or a pattern stands for.
@@ -250,8 +257,11 @@ def _expanded(solids: Solids, label: str, pair: Names) -> set[frozenset[str]]:
 # -- contacts ----------------------------------------------------------------------------------------------------------------------------
 
 
-def contacts_of(solids: Solids, pairs: Iterable[Pair], model: Callable[..., Contact], **arguments: Any) -> Made:
+def contacts_of(solids: Solids, pairs: Iterable[Pair], model: Callable[..., Contact], rule: NearRule, **arguments: Any) -> Made:
     """Contacts of the shapes of each pair, as `shape_contacts` makes them.
+
+    Args:
+        rule: which pairs get near contacts.
 
     Raises:
         ValueError: a pair that the user named, without shapes that have contacts with each other.
@@ -265,7 +275,8 @@ def contacts_of(solids: Solids, pairs: Iterable[Pair], model: Callable[..., Cont
         several = len(shapes) * len(others) > 1
         for (i, a), (j, b) in itertools.product(enumerate(shapes), enumerate(others)):
             kinds = f"{type(a).__name__} and {type(b).__name__}"
-            touching = shape_contacts(pair.body, a, None if fixed else pair.other, b, label=pair.other, model=model, **arguments)
+            other, linked = None if fixed else pair.other, solids.linked(pair.body, pair.other)
+            touching = shape_contacts(pair.body, a, other, b, label=pair.other, model=model, rule=rule, linked=linked, **arguments)
             if touching is None:
                 missing.append(kinds)
                 continue
@@ -281,8 +292,8 @@ def contacts_of(solids: Solids, pairs: Iterable[Pair], model: Callable[..., Cont
         if missing and pair.asked:
             raise ValueError(
                 f"contacts: the pair {(pair.body, pair.other)!r} has {', '.join(dict.fromkeys(missing))}, which have no contacts with each "
-                "other; allowed: spheres, capsules, boxes and ellipsoids with each other, other shapes with contact points on planes "
-                "and boxes"
+                "other; allowed: spheres, capsules, boxes, cylinders and hulls with each other, ellipsoids with spheres, capsules and "
+                "boxes, shapes with contact points on planes; near=False leaves out near contacts"
             )
         label = f"{pair.body}-{pair.other}"
         if missing and shapes and others:  # a body without any shape has nothing to touch with
@@ -293,24 +304,38 @@ def contacts_of(solids: Solids, pairs: Iterable[Pair], model: Callable[..., Cont
 
 
 def shape_contacts(
-    body: str, a: Shape, other: str | None, b: World, *, label: str = "", model: Callable[..., Contact], **arguments: Any
+    body: str,
+    a: Shape,
+    other: str | None,
+    b: World,
+    *,
+    label: str = "",
+    model: Callable[..., Contact],
+    rule: NearRule,
+    linked: bool = False,
+    **arguments: Any,
 ) -> Touching | None:
     """Contacts of two shapes by names that begin with "body_label"; None where there are none of these kinds.
 
-    Spheres, capsules, boxes and ellipsoids touch each other, as `contact_manifold` says. Every shape with contact points touches planes at
-    these, and boxes and height fields, where edges and faces of the shape are not felt.
+    Spheres, capsules, boxes and ellipsoids touch each other, as `contact_manifold` says. Cylinders and hulls touch them and each other by
+    near contacts, as the rule says. Every shape with contact points touches planes at these, and boxes and height fields, where edges and
+    faces of the shape are not felt.
 
     Args:
         body, a: name of a body, and its shape. other, b: another body and its shape, or None and a shape or plane of the world.
         label: name in place of `other`. model: contact class, or a function with its arguments.
+        rule: which shapes get near contacts. linked: whether joints connect both bodies.
     """
     label = f"{body}_{label or other or 'world'}"
     if isinstance(b, Plane):
         return _at_points(label, body, a, model, {**arguments, "normal": b.normal, "offset": b.offset}, False)
     if isinstance(b, HeightField):
         return _at_points(label, body, a, model, {**arguments, "other_shape": b}, not isinstance(a, Sphere))
-    kinds = {type(a), type(b)}
-    if isinstance(a, PAIRED) and isinstance(b, PAIRED) and kinds != {Box, Ellipsoid}:  # at a box's edges, fast ellipsoids find no step
+    # At a box's edges, fast ellipsoids find no step.
+    closed = isinstance(a, PAIRED) and isinstance(b, PAIRED) and {type(a), type(b)} != {Box, Ellipsoid}
+    if rule.takes(a, b, closed) and (near := rule.contacts(label, body, a, other, b, linked, model, **arguments)) is not None:
+        return Touching(dict(near), False, True)
+    if closed:
         made = contact_manifold(body, a, other, b, model=model, **arguments)
         start = f"{body}_{other or 'world'}"
         return Touching({f"{label}{name.removeprefix(start)}": contact for name, contact in made.items()}, False)
@@ -359,7 +384,7 @@ def on_ground(there: Mapping[str, Contact], ground: HeightField) -> dict[str, Co
 
 
 def added(
-    solids: Solids, there: Mapping[str, Contact], a: str, b: str | World, model: Callable[..., Contact], **arguments: Any
+    solids: Solids, there: Mapping[str, Contact], a: str, b: str | World, model: Callable[..., Contact], rule: NearRule, **arguments: Any
 ) -> dict[str, Contact]:
     """Contacts by name that `Mechanism.add_contact` adds between all bodies that the names a and b stand for, or of a with a fixed shape.
 
@@ -378,7 +403,7 @@ def added(
         raise ValueError(
             f"add_contact: {already[0].body!r} and {already[0].other!r} touch already; mech.remove_contact first, or edit contacts"
         )
-    made = contacts_of(solids, pairs, model, **arguments)
+    made = contacts_of(solids, pairs, model, rule, **arguments)
     if not made.contacts:
         raise ValueError(f"add_contact: {a!r} and {b!r} have no shapes that touch each other. {made.message()}")
     if text := made.message():

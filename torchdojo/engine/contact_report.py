@@ -10,13 +10,20 @@ from torch import Tensor
 
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact
+from torchdojo.elements.near_contact import NearContact
 from torchdojo.elements.together import ContactsOfAKind, contacts_by_kind
+from torchdojo.engine.backends import Backends
+from torchdojo.engine.near_gaps import terms_at
 from torchdojo.engine.periods import check_repeat
+from torchdojo.geometry.near_terms import REACH
 from torchdojo.parameters import broadcast_shapes, transforming
+from torchdojo.solver.options import SolverOptions
 from torchdojo.state.layout import split_state, with_world
 from torchdojo.structure import Structure
 
 __all__ = ["ContactReport", "TouchingPair", "contact_report", "pair_of"]
+
+OUTSIDE = 1.5  # times κ over twice the reach, the impulse of a slot without a term: an impulse above it acts within the reach
 
 
 class TouchingPair(NamedTuple):
@@ -49,6 +56,8 @@ class ContactReport(NamedTuple):
     points: (..., n, 3) on the surface of `body` nearest to that of `other` [m]. normals: (..., n, 3) unit, from `other` to `body`.
     gaps: (..., n) signed distances of the surfaces [m]. forces: (..., n, 3) means over the step or period, on `body` from `other` [N].
         Those on `other` are the opposite. NaN for contacts of a user's own whose `force` is not written.
+
+    A slot of near contacts without a place has a gap of 2 mm at the center of `body`.
 
     All but `active` is differentiable in z and in the impulses.
     """
@@ -90,10 +99,42 @@ class ContactReport(NamedTuple):
         return (self.forces[..., places, :] * self.forces.new_tensor([signs[i] for i in places])[:, None]).sum(-2)
 
 
-def contact_report(structure: Structure, z: Tensor, out: Any, repeat: int) -> ContactReport:
+def contact_report(structure: Structure, backends: Backends, options: SolverOptions, z: Tensor, out: Any, repeat: int) -> ContactReport:
     """`Mechanism.contact_report`."""
     structure.check_state(z)
     z, impulses = _after(z, out)
+    slots = {name: one for name, one in structure.named_contacts().items() if isinstance(one, NearContact)}
+    if slots and not transforming() and not _terms_stand(structure, slots, options, z, impulses / check_repeat(repeat)):
+        with terms_at(backends, options, z, always=True):
+            return _report(structure, z, out, impulses, repeat)
+    return _report(structure, z, out, impulses, repeat)
+
+
+def _terms_stand(structure: Structure, slots: Mapping[str, NearContact], options: SolverOptions, z: Tensor, impulses: Tensor) -> bool:
+    """Whether impulses are those of the terms in slots. If not, no slot acts, so that any terms will do.
+
+    Raises:
+        ValueError: slots act, at terms of another step.
+    """
+    lead, places = z.shape[:-1], [structure.impulse_layout[f"contacts.{name}"].start for name in slots]
+    acts = impulses.detach()[..., places] > OUTSIDE * options.kappa / (2 * REACH)
+    remedy = (
+        "near contacts keep the places of the last step alone, and impulses are of others; allowed: mech.contact_report(out.z, out) after "
+        "each step of a loop, out = mech.step(z, u)"
+    )
+    batches = {tuple(slot.term.shape[:-1]) for slot in slots.values()}
+    if batches != {tuple(lead)}:
+        if bool(acts.any()):
+            raise ValueError(f"contact_report: got states of batch {tuple(lead)} after a step of batch {max(batches)}; {remedy}")
+        return False
+    empty = torch.stack([slot.term[..., 0] < 0 for slot in slots.values()], -1)
+    if bool((acts & empty).any()):
+        name = list(slots)[int((acts & empty).reshape(-1, len(slots)).any(0).nonzero()[0])]
+        raise ValueError(f"contact_report: contact {name!r} acts and has no place; {remedy}")
+    return bool(impulses.detach()[..., places].any())
+
+
+def _report(structure: Structure, z: Tensor, out: Any, impulses: Tensor, repeat: int) -> ContactReport:
     size = sum(piece.stop - piece.start for piece in structure.impulse_layout.values())
     if impulses.shape[-1:] != (size,):
         raise ValueError(f"contact_report: got impulses of shape {tuple(impulses.shape)}; allowed: (..., {size}), as of step and rollout")
@@ -103,6 +144,9 @@ def contact_report(structure: Structure, z: Tensor, out: Any, repeat: int) -> Co
         z, impulses = z.movedim(-2, 0), impulses.movedim(-2, 0)
     rows: dict[str, Tensor] = {}
     for group in contacts_by_kind(contacts, list(structure.bodies), with_world(split_state(z)[0])):
+        if _is_empty(group.contact):
+            rows |= dict.fromkeys(group.names, _nothing(group))
+            continue
         rows |= dict(zip(group.names, _rows(structure, group, impulses / check_repeat(repeat), order).unbind(-2), strict=True))
     columns = torch.broadcast_tensors(*(rows[name] for name in contacts))
     table = torch.stack(columns, dim=-2) if rows else z.new_zeros(*z.shape[:-1], 0, 11)
@@ -121,7 +165,12 @@ def _rows(structure: Structure, group: ContactsOfAKind, impulses: Tensor, order:
     h = structure.timestep[..., None]
     forces = group.contact.world_impulse(given, *group.poses) / h[..., None]  # of contacts that fade, their share
     masses = [torch.stack(torch.broadcast_tensors(*(body.mass for body in side)), -1) for side in _sides(structure, members)]
-    active = given[..., 0] * h * torch.stack([1 / mass for mass in torch.broadcast_tensors(*masses)]).sum(0) > gaps
+    pressing = given[..., 0]
+    if isinstance(group.contact, NearContact):
+        # Many places share the load of a face: those of a pair act together.
+        together = torch.tensor([[one.body_names == other.body_names for other in members] for one in members])
+        pressing = (pressing * group.contact.near(tuple(group.poses)).weight) @ together.to(pressing)
+    active = pressing * h * torch.stack([1 / mass for mass in torch.broadcast_tensors(*masses)]).sum(0) > gaps
     # The body of a contact is the one whose point it is: the second of a pair for the corners of its box.
     turned = torch.tensor([contact.other is not None and order[contact.body] > order[contact.other] for contact in members])[:, None]
     points = group.poses[0].x + levers
@@ -130,6 +179,18 @@ def _rows(structure: Structure, group: ContactsOfAKind, impulses: Tensor, order:
     values = [active[..., None].to(gaps), points, normals, gaps[..., None], forces]
     batch = broadcast_shapes(*(value.shape[:-1] for value in values))
     return torch.cat([value.expand(*batch, value.shape[-1]) for value in values], dim=-1)
+
+
+def _is_empty(contact: Contact) -> bool:
+    """Whether no slot of a pair has a term, as of most pairs of a robot."""
+    return isinstance(contact, NearContact) and not transforming() and bool((contact.term[..., 0] < 0).all())
+
+
+def _nothing(group: ContactsOfAKind) -> Tensor:
+    """The row (..., 11) of slots without a term: the center of the body, and a gap of twice the reach."""
+    x = group.poses[0].x[..., 0, :]
+    far = x.new_tensor([0.0, 0.0, 1.0, 2 * REACH, 0.0, 0.0, 0.0]).expand(*x.shape[:-1], 7)
+    return torch.cat((torch.zeros_like(x[..., :1]), x, far), -1)
 
 
 def _sides(structure: Structure, contacts: list[Contact]) -> list[list[Body]]:

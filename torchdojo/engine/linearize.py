@@ -45,6 +45,7 @@ class Linearization(NamedTuple):
 
     z: (..., 13 nb) after it. A: (..., 12 nb, 12 nb) by z. B: (..., 12 nb, nu), or (..., 12 nb, number of actuators), by u or ctrl.
     by: for each name of `wrt`, (..., 12 nb, k). impulses, status, iterations, solution, substeps: as in `StepOutput`.
+    y, C, D: with `sensors=`, what the sensors read (..., m), and its derivatives by z (..., m, 12 nb) and by u or ctrl (..., m, nu).
     Where a step fails, z is that of its start, and its derivatives are zero.
     """
 
@@ -57,6 +58,9 @@ class Linearization(NamedTuple):
     iterations: Tensor
     solution: Tensor
     substeps: Tensor
+    y: Tensor | None = None
+    C: Tensor | None = None
+    D: Tensor | None = None
 
 
 class MinimalLinearization(NamedTuple):

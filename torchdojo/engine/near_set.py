@@ -7,7 +7,7 @@ beyond the reach weigh nothing, whether they are in slots or not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,19 +15,24 @@ from torch import Tensor
 
 from torchdojo.elements.joints import Floating
 from torchdojo.elements.near_contact import NearContact
-from torchdojo.engine.backend import Backend
-from torchdojo.geometry.near_terms import CROSSING, NOTHING, REACH, all_terms, near_term
+from torchdojo.engine.backend import Backend, Trajectory
+from torchdojo.engine.kernel import Kernel
+from torchdojo.geometry.near_terms import CROSSING, NOTHING, PASSES, REACH, all_terms, near_term
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request, StepInputs
-from torchdojo.parameters import stacked, transforming
+from torchdojo.gradients.transforms import forward_mode
+from torchdojo.native.execution import check_status, flat_problem
+from torchdojo.native.near import NearFunction, NearProblem, NearRollout
+from torchdojo.native.step import differentiates
+from torchdojo.parameters import broadcast_shapes, stacked, transforming, warn_user
 from torchdojo.solver.options import Status
 from torchdojo.state.layout import STATE_SIZE
 from torchdojo.structure import Structure
 
-__all__ = ["NearPair", "NearSteps", "near_pairs", "search_in_torch"]
+__all__ = ["NearPair", "NearSteps", "forget_other_terms", "near_pairs", "search_in_torch"]
 
-PASSES = 8  # solves of a step at most
 BASE = 1 << 20  # more than a shape has features
+NONE = torch.tensor((float(NOTHING), 0.0, 0.0), dtype=torch.float64)  # the term of an empty slot
 
 
 class NearPair(NamedTuple):
@@ -62,24 +67,87 @@ class NearSteps(Backend):
     def __init__(self, structure: Structure, request: Request, pairs: list[NearPair], select: Callable[[Request], Backend], search: Search):
         super().__init__(structure, (), request)
         self.pairs, self._select, self._search = pairs, select, search
+        self._overflow = torch.zeros(0, dtype=torch.bool)  # which environments (N,) have more terms than slots, in the step of now
 
     def step(self, given: StepInputs) -> StepOutput:
         """One step. The slots keep its terms, for its derivatives and for the next step.
 
+        The status of an environment with more near terms of a pair than slots is `MAX_ITERATIONS`, and a warning names the pair.
+
         Raises:
-            RuntimeError: a pair has more near terms than slots, or values are hidden by `torch.func` or `torch.compile`.
+            RuntimeError: values are hidden by `torch.func` or `torch.compile`.
         """
-        if torch.compiler.is_compiling() or transforming():
-            raise RuntimeError(
-                "near contacts: terms are chosen by the values of states, which torch.func and torch.compile hide; use .backward(), "
-                "mech.jacobians or mech.linearize"
+        _check_seen()
+        path = self._in_kernel(given._replace(u=given.u.unsqueeze(-2)), False)
+        if path is not None:
+            z, _, impulses, status, iterations, substeps, w = path
+            counts = (count.select(-1, 0) for count in (status, iterations, substeps))
+            status, iterations, substeps = counts
+            after = z.select(-2, 1)
+            # Backward keeps the trajectory, and callers may write to theirs.
+            after = after.clone() if after.requires_grad else after
+            return StepOutput(after, impulses.select(-2, 0), status, iterations, w.select(-2, 0), substeps)
+        return self._step(given)
+
+    def rollout(self, given: StepInputs, keep_solutions: bool = False) -> Trajectory:
+        _check_seen()
+        path = self._in_kernel(given, keep_solutions)
+        return super().rollout(given, keep_solutions) if path is None else path
+
+    def _in_kernel(self, given: StepInputs, keep_solutions: bool) -> Trajectory | None:
+        """All steps of u (..., T, nu) in one call of the kernel; None where it does not have them, or their derivatives."""
+        z, u, wrench, warm = given
+        lead, slots = z.shape[:-1], [slot for slot in self.structure.contacts.values() if isinstance(slot, NearContact)]
+        forget_other_terms(slots, lead)
+        kernel = self._select(self.request)
+        if not isinstance(kernel, Kernel) or forward_mode() or self.request.grad_kappa is not None or not z.numel() or not u.shape[-2]:
+            return None
+        parameters = kernel.parameters
+        graph = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (z, u, wrench))
+        if (torch.is_grad_enabled() and parameters.requires_grad) or (graph and not differentiates(self.request)):
+            return None
+        if broadcast_shapes(lead, parameters.batch, u.shape[:-2], *([] if wrench is None else [wrench.shape[:-1]])) != lead:
+            return None
+
+        def rows(tensor: Tensor, events: int) -> Tensor:
+            event = tensor.shape[tensor.ndim - events :]
+            return tensor.expand(*lead, *event).reshape(lead.numel(), *event).contiguous()
+
+        data = rows(z, 1), rows(u, 2), None if wrench is None else rows(wrench, 1)
+        problem = NearProblem(
+            program=kernel.program,
+            request=self.request,
+            packed=parameters.rows(lead)[1],
+            z=data[0].detach(),
+            u=data[1].detach(),
+            wrench=None if data[2] is None else data[2].detach(),
+            warm=None if warm is None else rows(warm.detach(), 1),
+            slots=len(slots),
+            known=slots[0].term.shape[:-1] == lead,
+            free=wrench is None and self._only_falls(),
+        )
+        out = NearRollout(*NearFunction.apply(problem, *data)) if graph else problem.solve(keep_solutions)
+        if bool(out.status.any()):
+            check_status(
+                flat_problem(kernel.program, self.request, parameters.tensors, parameters, z, u, given.forces, None)[0], out.status
             )
+            for contact, terms in out.overflow[out.overflow[:, 0] >= 0][:1].tolist():
+                _warn_of_overflow(next(pair for pair in self.pairs if pair.contact == contact), terms)
+        _keep(slots, out.terms[:, -1].unflatten(0, lead) if lead else out.terms[0, -1])
+        w = out.w.detach() if keep_solutions else out.w[:, -1:].detach()
+        states, impulses, status, iterations, substeps, w = (t.reshape(*lead, *t.shape[1:]) for t in (*out[:2], *out[3:6], w))
+        return Trajectory(states, u.expand(*lead, *u.shape[-2:]), impulses, status, iterations, substeps, w)
+
+    def _step(self, given: StepInputs) -> StepOutput:
+        """`step` by calls of another backend."""
         z = given.z
+        self._overflow = torch.zeros(z.shape[:-1].numel(), dtype=torch.bool)
         lead, flat = z.shape[:-1], z.detach().reshape(-1, z.shape[-1])
         found = [self._search(pair, flat, REACH + _travel(pair, flat, self.structure.timestep))[0] for pair in self.pairs]
         known = [_present(pair, lead) for pair in self.pairs]
         chosen = [_begin(old, new, given.warm is None) for old, new in zip(known, found, strict=True)]
         fresh, cold, bad = given.warm is None, given.warm is None, torch.ones(len(flat), dtype=torch.bool)
+        restarted = False
         for _ in range(PASSES):
             if cold:
                 # Without a start, impulses begin at gaps wider than the reach, where they would act on nothing.
@@ -88,15 +156,19 @@ class NearSteps(Backend):
             unsound = self._unsound(given, out).reshape(-1)
             astray = (out.status != int(Status.SUCCESS)) | (out.substeps > 1) | unsound.reshape(lead)
             if bool(astray.any()) and not (cold and fresh):
-                # The start led astray: once more without it, and without the terms that were near before.
-                cold = fresh = True
-                given, chosen = given._replace(warm=None), [_merge(old, new) for old, new in zip(chosen, found, strict=True)]
+                # The start led astray: once more without it, and without the terms that were near before. Terms that a pass has added
+                # since such a restart stay, lest they be found and dropped again and again.
+                if not restarted:
+                    chosen = [_merge(old, new) for old, new in zip(chosen, found, strict=True)]
+                cold = fresh = restarted = True
+                given = given._replace(warm=None)
                 continue
             bad = self._complete(out, chosen)
             if not bool(bad.any()):
                 bad = unsound & self._free(given)
                 break
             cold, given = False, given._replace(warm=out.solution.detach())
+        bad = bad | self._overflow
         if not bool(bad.any()):
             return out
         failed = bad.reshape(lead)
@@ -106,8 +178,11 @@ class NearSteps(Backend):
 
     def _free(self, given: StepInputs) -> bool:
         """Whether gravity alone gives bodies energy: no input, wrench, spring or servo, and no overlap that is undone at once."""
+        return self._only_falls() and not bool(given.u.any()) and given.wrench is None
+
+    def _only_falls(self) -> bool:
         joints = all(isinstance(joint, Floating) for joint in self.structure.named_joints().values())
-        return joints and not bool(given.u.any()) and given.wrench is None and self.request.options.depenetration_speed is not None
+        return joints and self.request.options.depenetration_speed is not None
 
     @torch.no_grad()
     def _unsound(self, given: StepInputs, out: StepOutput) -> Tensor:
@@ -148,13 +223,16 @@ class NearSteps(Backend):
         solved = out.status.reshape(-1) == int(Status.SUCCESS)
         for i, pair in enumerate(self.pairs):
             terms, counts = self._search(pair, end, torch.full((len(end),), REACH, dtype=torch.float64))
-            _check_capacity(pair, counts)
+            over = counts > len(pair.slots)
+            if bool(over.any()):
+                _warn_of_overflow(pair, int(counts.max()))
+                self._overflow = self._overflow | over
             new = _keys(terms)
             lacking = ((new[:, :, None] != _keys(chosen[i])[:, None, :]).all(-1) & (new >= 0)).any(-1) & solved
             if bool(lacking.any()):
                 incomplete |= lacking
                 chosen[i] = torch.where(lacking[:, None, None], _merge(chosen[i], terms, True), chosen[i])
-        return incomplete
+        return incomplete & ~self._overflow
 
     def jacobian(self, given: StepInputs, out: Tensor | None = None) -> Tensor:
         solved = self.step(given)
@@ -164,20 +242,45 @@ class NearSteps(Backend):
         raise RuntimeError("near contacts: steps with stacked parameters of their own (adaptive=, randomized gradients) are not available")
 
 
-def _check_capacity(pair: NearPair, counts: Tensor) -> None:
-    most, slot = int(counts.max()), pair.slots[0]
-    if most > len(pair.slots):
+def forget_other_terms(contacts: Iterable[object], lead: torch.Size) -> None:
+    """Empty the slots that have terms of another batch than that of the dimensions `lead`."""
+    for slot in contacts:
+        if isinstance(slot, NearContact) and slot.term.shape[:-1] not in (lead, ()):
+            slot.term = NONE.clone()
+
+
+def _check_seen() -> None:
+    if torch.compiler.is_compiling() or transforming():
         raise RuntimeError(
-            f"near contacts of {slot.body!r} and {slot.other or 'world'!r}: got {most} terms within {1e3 * REACH:g} mm; allowed: as many "
-            f"as slots, {len(pair.slots)}; give near_contacts(..., slots={most + 2})"
+            "near contacts: terms are chosen by the values of states, which torch.func and torch.compile hide; use .backward(), "
+            "mech.jacobians or mech.linearize"
         )
+
+
+def _warn_of_overflow(pair: NearPair, most: int) -> None:
+    slot = pair.slots[0]
+    warn_user(
+        f"near contacts of {slot.body!r} and {slot.other or 'world'!r}: got {most} terms within {1e3 * REACH:g} mm; allowed: as many "
+        f"as slots, {len(pair.slots)}, so the status of such steps is MAX_ITERATIONS; give near_contacts(..., slots={most + 2})"
+    )
+
+
+def _keep(slots: Sequence[NearContact], terms: Tensor) -> None:
+    """Give slots their terms (..., K, 3), those of the last step, where they have others."""
+    before = [slot.term for slot in slots]
+    if all([term.shape == before[0].shape for term in before]) and before[0].shape == terms.shape[:-2] + terms.shape[-1:]:
+        changed = (torch.stack(before, -2) != terms).any(-1).reshape(-1, len(slots)).any(0).nonzero().squeeze(-1).tolist()
+    else:
+        changed = list(range(len(slots)))
+    for k in changed:
+        slots[k].term = terms[..., k, :].contiguous()
 
 
 def _present(pair: NearPair, lead: torch.Size) -> Tensor:
     """The terms that the slots have, (N, K, 3); none where they belong to another batch."""
     terms = [slot.term.detach() for slot in pair.slots]
     if any(term.shape[:-1] != lead for term in terms):
-        return torch.full((lead.numel(), len(terms), 3), float(NOTHING), dtype=torch.float64)
+        return NONE.expand(lead.numel(), len(terms), 3)
     return torch.stack([term.reshape(-1, 3) for term in terms], 1)
 
 
@@ -258,5 +361,5 @@ def _merge(old: Tensor, found: Tensor, keep: bool = False) -> Tensor:
     taken = torch.gather(order, 1, rank.clamp_max(order.shape[-1] - 1))
     enters = torch.gather(found, 1, taken[..., None].expand_as(found))
     free = ~stays & (rank < fresh.sum(-1, keepdim=True))
-    rest = old if keep else torch.where(stays[..., None], old, float(NOTHING))
+    rest = old if keep else torch.where(stays[..., None], old, NONE)
     return torch.where(free[..., None], enters, rest)

@@ -12,6 +12,9 @@ from torchdojo.elements.joints import StandardJoint
 from torchdojo.engine import minimal, observables
 from torchdojo.engine.backends import Backends
 from torchdojo.engine.contact_report import pair_of
+from torchdojo.engine.near_gaps import Cores
+from torchdojo.engine.near_set import near_pairs
+from torchdojo.geometry.near_terms import REACH
 from torchdojo.parameters import PhysicalModule
 from torchdojo.solver.options import SolverOptions
 from torchdojo.structure import Structure
@@ -19,6 +22,7 @@ from torchdojo.structure import Structure
 __all__ = ["never_touching"]
 
 AT_ONCE = 2**20  # distances that are computed at once: 8 MB
+CORES_AT_ONCE = 64  # configurations, after which shapes that have met are left out
 
 
 def never_touching(backends: Backends, options: SolverOptions, samples: Any, margin: Any, seed: int) -> list[tuple[str, str]]:
@@ -38,15 +42,27 @@ def never_touching(backends: Backends, options: SolverOptions, samples: Any, mar
         return []
     generator = torch.Generator().manual_seed(seed)
     nearest = torch.full((len(structure.contacts),), torch.inf, dtype=torch.float64)
+    near, numbers = near_pairs(structure), {id(contact): i for i, contact in enumerate(structure.named_contacts().values())}
+    cores, apart = Cores(near), torch.arange(len(near))  # numbers of the pairs of cores that have not met yet
+    firsts = torch.tensor([numbers[id(pair.slots[0])] for pair in near], dtype=torch.long)
+    slots = torch.tensor([numbers[id(slot)] for pair in near for slot in pair.slots], dtype=torch.long)
+    least, reach = torch.full((len(near),), torch.inf, dtype=torch.float64), max(float(margin), REACH)
     left, batched = samples, _batch_dimensions(structure)
     with torch.no_grad():
         while left:
-            count = min(left, max(1, AT_ONCE // len(structure.contacts)))
+            count = min(left, max(1, AT_ONCE // len(structure.contacts)), CORES_AT_ONCE if near else left)
             q = _samples(structure, count, generator)
             z = minimal.to_maximal(backends, options, q.reshape(count, *(1,) * batched, -1), None)
-            distances = observables.distances(backends, options, z)
-            nearest = torch.minimum(nearest, distances.flatten(0, -2).amin(0).cpu())
+            if len(slots) < len(structure.contacts):
+                distances = observables.distances(backends, options, z)
+                nearest = torch.minimum(nearest, distances.flatten(0, -2).amin(0).cpu())
+            if len(apart):
+                least[apart] = torch.minimum(least[apart], cores.gaps(z.flatten(0, -2).cpu(), reach, apart).amin(0))
+                apart = apart[least[apart] > reach]
             left -= count
+    # Near contacts act within their reach; the distances of slots say nothing.
+    nearest[slots] = torch.inf
+    nearest[firsts] = torch.where(least > reach, least, -torch.inf)
     return [pair for pair, several in places.items() if float(nearest[several].min()) > margin]
 
 
@@ -66,7 +82,8 @@ def _sampled_parts(structure: Structure) -> dict[str | None, int]:
 def _batch_dimensions(structure: Structure) -> int:
     """How many batch dimensions the parameters have, behind which samples stand."""
     modules = [module for module in structure.modules() if isinstance(module, PhysicalModule)]
-    return max(getattr(module, name).ndim - ndim for module in modules for name, ndim in module.fields.items())
+    fields = [(module, name) for module in modules for name in module.fields if name not in module.chosen]
+    return max(getattr(module, name).ndim - module.fields[name] for module, name in fields)
 
 
 def _bounded(joint: Any) -> bool:

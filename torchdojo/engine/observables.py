@@ -11,6 +11,7 @@ from torch import Tensor
 from torchdojo.dynamics import energy
 from torchdojo.engine.backend import visiting
 from torchdojo.engine.backends import Backends
+from torchdojo.engine.near_gaps import terms_at
 from torchdojo.engine.periods import check_repeat
 from torchdojo.native import live
 from torchdojo.native.cache import Parameters
@@ -137,12 +138,14 @@ def _value(backends: Backends, options: SolverOptions, which: StateMap, z: Tenso
 
 def distances(backends: Backends, options: SolverOptions, z: Tensor) -> Tensor:
     """`Mechanism.distances`."""
-    return _value(backends, options, StateMap.DISTANCES, z)
+    with terms_at(backends, options, z):
+        return _value(backends, options, StateMap.DISTANCES, z)
 
 
 def contact_points(backends: Backends, options: SolverOptions, z: Tensor) -> Tensor:
     """`Mechanism.contact_points`."""
-    return _value(backends, options, StateMap.CONTACT_POINTS, z).unflatten(-1, (-1, 3))
+    with terms_at(backends, options, z):
+        return _value(backends, options, StateMap.CONTACT_POINTS, z).unflatten(-1, (-1, 3))
 
 
 def contact_forces(structure: Structure, z: Tensor, impulses: Tensor, repeat: int) -> dict[str, Tensor]:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
 
-__all__ = ["check_action", "check_mask", "check_memory", "check_results", "check_shard", "counted", "one_from", "positive"]
+if TYPE_CHECKING:
+    from torchdojo.solver.options import SolverOptions
+
+__all__ = [
+    "check_action", "check_kappa", "check_mask", "check_memory", "check_results", "check_shard", "counted", "one_from",
+    "positive",
+]  # fmt: skip
 
 Choice = TypeVar("Choice")
 
@@ -80,3 +86,13 @@ def check_shard(shard: Any) -> tuple[int, int]:
         raise ValueError(f"shard: got {shard!r}; allowed: (number of this process from 0, number of processes)")
     rank, processes = shard
     return rank, processes
+
+
+def check_kappa(name: str, kappa: float, options: SolverOptions) -> SolverOptions:
+    """Raise if the options of a mechanism have gradients at a smaller kappa than its environment."""
+    if options.grad_kappa is not None and options.grad_kappa < kappa:
+        raise ValueError(
+            f"kappa: {name} has {kappa}, and the options of its mechanism have grad_kappa={options.grad_kappa}; allowed: a kappa of at "
+            "most that, kappa=..., or mech.options = dataclasses.replace(mech.options, grad_kappa=None)"
+        )
+    return options

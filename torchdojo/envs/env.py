@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
-from torchdojo.envs.checks import check_action, check_mask, check_memory, check_results, check_shard, counted, one_from, positive
+from torchdojo.envs.checks import (
+    check_action,
+    check_kappa,
+    check_mask,
+    check_memory,
+    check_results,
+    check_shard,
+    counted,
+    one_from,
+    positive,
+)  # fmt: skip
 from torchdojo.envs.direct import light_guards
 from torchdojo.envs.disturbances import Kicks, SensorNoise, Sensors
+from torchdojo.envs.ground import Ground, Terrain, scan_points
+from torchdojo.envs.instruments import Instruments, SensorNames
 from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition, any_rare, finite, part_of
 from torchdojo.envs.randomization import Randomization, Ranges
+from torchdojo.envs.saving import restore, saved
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
 
@@ -53,7 +66,11 @@ class Env:
         kicks: (speed [m/s], control steps between two): pushes of the whole robot in random horizontal directions (`Kicks`).
         sensor_noise: noise, bias and delay of the observation (`SensorNoise`), as such, as a mapping, or as one number, the noise. Rewards
             and ends of episodes do not see it.
+        terrain: the ground in place of planes: a name, arguments or a field of `td.terrain`, "rough", {"kind": "rough", "height": 0.1}; see
+            `Ground`. None: as the mechanism has it. height_scan: whether the observation ends with the heights of the root above the
+            ground at 7 x 5 points around it, or at given points (n, 2), ahead and to the left [m].
         observe_impulses: whether `Motion.impulses` has the contacts' normal impulses, and the observation ends with them over h · repeat.
+        sensors: names in `mech.sensors`, or sensors by name; the observation ends with what they read (`Instruments`).
         autoreset: "same_step": an environment whose episode ends starts the next one in the same step. "disabled": it goes on from where
             it is, until `reset(mask)`.
         dtype: of observations and rewards. Everything inside is float64. seed: of the one generator that draws all random numbers.
@@ -89,7 +106,10 @@ class Env:
         resample: int | None = None,
         kicks: tuple[float, int] | None = None,
         sensor_noise: SensorNoise | Mapping[str, Any] | float | None = None,
+        terrain: Terrain | None = None,
+        height_scan: bool | Sequence[Sequence[float]] = False,
         observe_impulses: bool = False,
+        sensors: SensorNames = (),
         autoreset: Autoreset = "same_step",
         dtype: torch.dtype = torch.float64,
         seed: int = 0,
@@ -103,8 +123,7 @@ class Env:
         self.noise = positive("noise", noise, zero=True)
         self.autoreset = one_from("autoreset", autoreset, ("same_step", "disabled"))
         self.dtype = one_from("dtype", dtype, (torch.float64, torch.float32))
-        self.observe_impulses = bool(observe_impulses)
-        self.on_state: Callable[[Tensor], Tensor] | None = None
+        self.observe_impulses, self.on_state = bool(observe_impulses), cast(Callable[[Tensor], Tensor] | None, None)
         self.generator = torch.Generator().manual_seed(seed)
         if mech is None:
             timestep, kappa = self.timestep if timestep is None else timestep, self.kappa if kappa is None else kappa
@@ -119,23 +138,21 @@ class Env:
             raise ValueError(f"timestep: got one per environment, {tuple(self.mech.timestep.shape)}; allowed: one for all; give timestep=")
         self.timestep = float(self.mech.timestep)
         self.period = self.timestep * self.repeat
-        options = self.mech.options
-        if options.grad_kappa is not None and options.grad_kappa < self.kappa:
-            raise ValueError(
-                f"kappa: {type(self).__name__} has {self.kappa}, and the options of its mechanism have grad_kappa={options.grad_kappa}; "
-                "allowed: a kappa of at most that, kappa=..., or mech.options = dataclasses.replace(mech.options, grad_kappa=None)"
-            )
+        options = check_kappa(type(self).__name__, self.kappa, self.mech.options)
         if options.kappa != self.kappa:
             self.mech.options = dataclasses.replace(options, kappa=self.kappa)
+        scan, label = scan_points(height_scan), self.name or type(self).__name__
+        if len(scan) and terrain is None:
+            raise ValueError(f"height_scan: got {height_scan!r} without terrain=; allowed: with terrain, as terrain='rough'")
+        self.ground = None if terrain is None else Ground(self.mech, terrain, scan, label)
         self.num_actions = len(self.mech.actuators)
-        places = self.mech.impulse_layout.items()
-        self._normals = [place.start for name, place in places if name.startswith("contacts.")]
-        self._steps = 0  # of each environment
-        self.plain = type(self).advance is Env.advance
+        self._normals = [place.start for name, place in self.mech.impulse_layout.items() if name.startswith("contacts.")]
+        self._steps, self.plain = 0, type(self).advance is Env.advance  # steps of each environment
         self._over = torch.zeros(self.num_envs, dtype=torch.bool)  # whose episode ended, where nothing resets by itself
         self._counts = {name: torch.zeros(self.num_envs, dtype=torch.int64) for name in COUNTS}
         self._finished = torch.zeros(3, dtype=torch.float64)  # episodes, and sums of their returns and lengths
         self.term_names: tuple[str, ...] = ()
+        self.instruments = Instruments(self, sensors) if sensors else None
         starts = self._make_pool(pool, SensorNoise.of(sensor_noise))
         self.num_obs, self.num_starts = starts.obs.shape[-1], len(starts.obs)
         self._pool, self._sizes = torch.cat(starts[:-2], -1), [tensor.shape[-1] for tensor in starts[:-2]]
@@ -190,6 +207,10 @@ class Env:
     def advance(self, motion: Motion, action: Tensor, warm: Tensor | None) -> StepOutput:
         """The control step of the mechanism: `repeat` timesteps under one action."""
         return self.mech.step(motion.z, ctrl=action, repeat=self.repeat, warm_start=warm)
+
+    def above_ground(self, motion: Motion, height: Tensor) -> Tensor:
+        """A height (B,) [m] of the root over the terrain below it; without `terrain`, the height itself."""
+        return height if self.ground is None else height - self.ground.height(motion.root[..., :2])
 
     # -- random numbers ------------------------------------------------------------------------------------------------------------------
 
@@ -324,7 +345,7 @@ class Env:
         index, goal, time = drawn if drawn.ndim == 1 else drawn[:, 0].long(), after.goal, after.time
         if self.resample:  # the reward is for the goal that the action was chosen for, and the next action sees the new one
             goal = torch.where((time % self.resample == 0)[:, None], part_of(self._pool, self._sizes, "goal", index), goal)
-        obs = self._observe(after._replace(goal=goal))
+        obs = self._observe(after._replace(goal=goal), state.z, out)
         reward, parts = (torch.zeros_like(state.total), state.total.new_zeros(len(time), 0)) if rated is None else rated
         flagged = ~(good & finite(reward.detach() + obs.detach().sum(-1) + after.memory.detach().sum(-1)))
         if any_rare(flagged):
@@ -368,18 +389,7 @@ class Env:
 
     def state_dict(self) -> dict[str, Any]:
         """All that decides how this environment goes on: an environment built alike that loads it continues identically."""
-        return {
-            "name": self.name,
-            "state": [tensor.detach().clone() for tensor in self.state],
-            "pool": self._pool.clone(),
-            "generator": self.generator.get_state(),
-            "steps": self._steps,
-            "counts": {name: value.clone() for name, value in self._counts.items()},
-            "finished": self._finished.clone(),
-            "over": self._over.clone(),
-            "due": self._due.clone(),
-            "randomization": self.randomization.state_dict(),
-        }
+        return saved(self)
 
     def load_state_dict(self, given: Mapping[str, Any]) -> None:
         """Go on from a `state_dict` of an environment built alike.
@@ -387,27 +397,19 @@ class Env:
         Raises:
             ValueError: that of another environment, number of environments, observation, pool or randomization.
         """
-        shapes = [tuple(tensor.shape) for tensor in (*given["state"], given["pool"])]
-        allowed = [tuple(tensor.shape) for tensor in (*self.state, self._pool)]
-        if given["name"] != self.name or shapes != allowed:
-            raise ValueError(
-                f"load_state_dict: got a state of {given['name']!r} with shapes {shapes}; allowed: {self.name!r} with {allowed}; "
-                "build the environment with the same num_envs, pool and observation"
-            )
-        self.randomization.load_state_dict(given["randomization"])
-        self.state = EnvState(*(tensor.clone() for tensor in given["state"]))
-        self._pool = given["pool"].clone()
-        self.generator.set_state(given["generator"])
-        self._steps = given["steps"]
-        for name, value in given["counts"].items():
-            self._counts[name] = value.clone()
-        self._finished, self._over, self._due = (given[name].clone() for name in ("finished", "over", "due"))
+        restore(self, given)
 
     # -- starts --------------------------------------------------------------------------------------------------------------------------
 
-    def _observe(self, motion: Motion) -> Tensor:
-        obs = self.observe(motion)
-        return torch.cat((obs, motion.impulses / self.period), -1) if self.observe_impulses else obs
+    def _observe(self, motion: Motion, before: Tensor | None = None, out: StepOutput | None = None) -> Tensor:
+        parts = [self.observe(motion)]
+        if self.ground is not None and len(self.ground.scan):
+            parts.append(self.ground.seen(motion.root))
+        if self.observe_impulses:
+            parts.append(motion.impulses / self.period)
+        if self.instruments is not None:
+            parts.append(self.instruments.read(self, motion, before, out))
+        return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
 
     def _parts(self, terms: Tensor | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         return {"reward": terms} if isinstance(terms, Tensor) else terms
@@ -439,8 +441,7 @@ class Env:
         """Episodes that begin in these motions."""
         out = self.mech.step(motion.z, ctrl=motion.action)  # its solution is a good warm start; the state is not taken
         if failed := int((out.status != 0).sum()):
-            name = type(self).__name__
-            raise ValueError(f"{name}: no step can be taken from {failed} of {len(obs)} starts; allowed: none in another body")
+            raise ValueError(f"{type(self).__name__}: no step from {failed} of {len(obs)} starts; allowed: none in another body")
         seen, carried = self.sensors.begin(obs, self.normal)
         return EnvState(motion.z, *motion[2:8], carried, seen, out.solution, motion.time, motion.z.new_zeros(len(obs)))
 

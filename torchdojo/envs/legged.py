@@ -20,14 +20,20 @@ __all__: list[str] = []
 COMMANDS = ((-0.5, 1.5), (-0.4, 0.4), (-0.6, 0.6))  # ranges of forward and sideways speed [m/s], and of the turning rate [rad/s]
 
 
+def _height(env: TableEnv, m: Motion) -> Tensor:
+    """Of the torso above the ground (B,) [m]."""
+    return env.above_ground(m, m.root[..., 2])
+
+
 def _observe(env: TableEnv, m: Motion) -> Tensor:
     """Height, velocity, orientation and spin of the torso, coordinates and rates / 5 of the joints, uprightness, heading, last action."""
-    return torch.cat((m.root[..., 2:13], m.q[..., 6:], 0.2 * m.qd[..., 6:], upright_and_heading(m.root), m.action), -1)
+    root = m.root[..., 2:13] if env.ground is None else torch.cat((_height(env, m)[..., None], m.root[..., 3:13]), -1)
+    return torch.cat((root, m.q[..., 6:], 0.2 * m.qd[..., 6:], upright_and_heading(m.root), m.action), -1)
 
 
 def _unhealthy(env: TableEnv, after: Motion) -> Tensor:
     """Out of Gymnasium's healthy range of height."""
-    n, height = env.row.numbers, after.q[..., 2]
+    n, height = env.row.numbers, env.above_ground(after, after.q[..., 2])
     return (height < n["gym_fall"]) | (height > n["gym_top"])
 
 
@@ -42,7 +48,9 @@ def _own_frame(m: Motion) -> tuple[Tensor, Tensor]:
 def _observe_quadruped(env: TableEnv, m: Motion) -> Tensor:
     """Height, up and velocity in the torso's frame, spin, coordinates and rates / 10 of the joints, last action, command."""
     velocity, up = _own_frame(m)
-    return torch.cat((m.root[..., 2:3], up, velocity, m.root[..., 10:13], m.q[..., 6:], 0.1 * m.qd[..., 6:], m.action, m.goal), -1)
+    return torch.cat(
+        (_height(env, m)[..., None], up, velocity, m.root[..., 10:13], m.q[..., 6:], 0.1 * m.qd[..., 6:], m.action, m.goal), -1
+    )
 
 
 def _command(env: TableEnv, before: Motion, after: Motion, action: Tensor) -> Parts:
@@ -53,7 +61,7 @@ def _command(env: TableEnv, before: Motion, after: Motion, action: Tensor) -> Pa
         "velocity": -n["speed"] * (velocity[..., :2] - after.goal[..., :2]).square().sum(-1),
         "turning": -0.5 * n["speed"] * (after.root[..., 12] - after.goal[..., 2]).square(),
         "posture": n["up"] * up[..., 2],
-        "height": rewards.standing(env, after.root[..., 2]),
+        "height": rewards.standing(env, _height(env, after)),
         "effort": -n["effort"] * effort(action) - n["smooth"] * effort(action - before.action),
         "alive": torch.full_like(velocity[..., 0], n["alive"]),
     }
@@ -65,7 +73,7 @@ def _commands(env: TableEnv, count: int) -> Tensor:
 
 def _overturned(env: TableEnv, after: Motion) -> Tensor:
     """Low, or with the torso on its side."""
-    return (after.root[..., 2] < env.row.numbers["fall"]) | (upright_and_heading(after.root)[..., 0] < 0.3)
+    return (_height(env, after) < env.row.numbers["fall"]) | (upright_and_heading(after.root)[..., 0] < 0.3)
 
 
 TORSO = {"shac": rewards.shac_torso, "gymnasium": rewards.gymnasium_torso}

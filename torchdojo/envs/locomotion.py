@@ -29,6 +29,7 @@ from torchdojo.envs.checks import one_from, positive
 from torchdojo.envs.disturbances import SensorNoise
 from torchdojo.envs.env import Env
 from torchdojo.envs.gaits import Gait, gait_of
+from torchdojo.envs.ground import scan_points
 from torchdojo.envs.mirrors import Mirror
 from torchdojo.envs.motion import Motion, upright_and_heading
 from torchdojo.io import load
@@ -156,7 +157,9 @@ class Locomotion(Env):
         mech = _driven(self, mech, positive("friction", friction), body_contacts, joint_limits, joint_friction)
         step = type(self).timestep if timestep is None else timestep
         options.setdefault("kappa", type(self).kappa)
-        super().__init__(mech, timestep=step, sensor_noise=self._noise(sensor_noise), **options)
+        super().__init__(
+            mech, timestep=step, sensor_noise=self._noise(sensor_noise, len(scan_points(options.get("height_scan", False)))), **options
+        )
 
     # -- what the robot is ---------------------------------------------------------------------------------------------------------------
 
@@ -220,15 +223,16 @@ class Locomotion(Env):
             )
         blocks = [torch.tensor([1.0, -1.0, 1.0]).diag(), torch.tensor([-1.0, 1.0, -1.0]).diag(), joints, joints, joints]
         blocks += [torch.tensor([1.0, -1.0, -1.0]).diag(), (1.0 - 4.0 * shifts[0]) * torch.eye(2)]
+        blocks += [] if self.ground is None else [self.ground.image()]
         return Mirror(torch.block_diag(*[block.double() for block in blocks]), joints)
 
-    def _noise(self, given: Any) -> Any:
-        """`sensor_noise` with "robot" spelled out."""
+    def _noise(self, given: Any, scanned: int = 0) -> Any:
+        """`sensor_noise` with "robot" spelled out, where a scan of so many heights follows."""
         count = len(self.anatomy.joints)
         if isinstance(given, Mapping) and given.get("noise") == "robot":
             usual = [SENSORS["up"]] * 3 + [SENSORS["spin"]] * 3 + [SENSORS["angles"]] * count + [SENSORS["rates"]] * count
-            return {**given, "noise": usual + [0.0] * (count + 5)}
-        return self._noise({"noise": "robot"}) if given == "robot" else given
+            return {**given, "noise": usual + [0.0] * (count + 5 + scanned)}
+        return self._noise({"noise": "robot"}, scanned) if given == "robot" else given
 
     # -- the task ------------------------------------------------------------------------------------------------------------------------
 
@@ -239,7 +243,8 @@ class Locomotion(Env):
         q[:, 3:5] = 0.05 * self.noise * self.random(count, 2)
         q[:, 5] = math.pi * self.random(count)
         q[:, self.columns] = self.rest + 0.1 * self.noise * self.random(count, nu)
-        return mech.place(mech.to_maximal(q, 0.2 * self.noise * self.normal(*q.shape)), 0.003)
+        z = mech.to_maximal(q, 0.2 * self.noise * self.normal(*q.shape))
+        return mech.place(z if self.ground is None else self.ground.scatter(z, self.random(count, 2)), 0.003)
 
     def goals(self, count: int) -> Tensor:
         """Commands, (count, 3)."""
@@ -276,7 +281,7 @@ class Locomotion(Env):
         torque = self.torques(after, action)
         power, change = torque * rates, action - before.action
         jerk = change - before.action + before.memory[..., 1:]
-        rise = root[..., 2] - STAND * self.anatomy.height
+        rise = self.above_ground(after, root[..., 2]) - STAND * self.anatomy.height
         terms = {
             "alive": torch.ones_like(rise),
             "velocity": -_squares(velocity[..., :2] - cmd[..., :2]),
@@ -285,7 +290,7 @@ class Locomotion(Env):
             "rolling": -_squares(root[..., 10:12]),
             "upright": -_squares(up[..., :2]),
             "height": -rise.square(),
-            "feet": -_squares(place[..., 2] - self.radii - self.clearance * lift),
+            "feet": -_squares(self.foot_heights(place) - self.radii - self.clearance * lift),
             "slip": -(stance * _squares(speed[..., :2])).sum(-1),
             "place": -self._misplaced(root, place, cmd, leg),
             "torque": -_squares(torque),
@@ -301,7 +306,9 @@ class Locomotion(Env):
 
     def terminated(self, after: Motion) -> Tensor:
         """Low, or tilted by more than 60 degrees (bipeds 37)."""
-        return (after.root[..., 2] < self.fall * self.anatomy.height) | (upright_and_heading(after.root)[..., 0] < self.tilt)
+        return (self.above_ground(after, after.root[..., 2]) < self.fall * self.anatomy.height) | (
+            upright_and_heading(after.root)[..., 0] < self.tilt
+        )
 
     def foot_motion(self, motion: Motion) -> tuple[Tensor, Tensor]:
         """Positions of the feet's centers [m] and their velocities [m/s], world frame, (B, legs, 3)."""
@@ -310,6 +317,10 @@ class Locomotion(Env):
         x, v, turn, omega = own.split((3, 3, 4, 3), -1)
         arm = quat.rotate(turn, self.feet.expand(*own.shape[:-1], 3))
         return x + arm, v + quat.cross(quat.rotate(turn, omega), arm)
+
+    def foot_heights(self, place: Tensor) -> Tensor:
+        """Heights of the feet's centers above the ground below them [m], (B, legs). place: of `foot_motion`."""
+        return place[..., 2] if self.ground is None else place[..., 2] - self.ground.height(place[..., :2])
 
     def torques(self, motion: Motion, action: Tensor) -> Tensor:
         """What the drives did in the step that led to a motion [N·m], (B, nu)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,12 +55,17 @@ def find_mirror(env: Env, center: Tensor | None = None, memory: Callable[[Tensor
     Raises:
         ValueError: bodies, coordinates, actions or numbers of the observation without an image, or a control step that is not mirrored.
     """
+    with contextlib.nullcontext() if env.ground is None else env.ground.level():
+        return _find_mirror(env, center, memory)
+
+
+def _find_mirror(env: Env, center: Tensor | None, memory: Callable[[Tensor], Tensor] | None) -> Mirror:
     name, mech = env.name or type(env).__name__, env.mech
     carried = env.state.memory.shape[-1]
-    if env.observe_impulses or (carried and memory is None):
+    if env.observe_impulses or env.instruments is not None or (carried and memory is None):
         raise ValueError(
-            f"mirror of {name}: got observed impulses or a memory; allowed: no impulses, and memories whose image is given, "
-            "find_mirror(..., memory=); or write mirror() by hand"
+            f"mirror of {name}: got observed impulses, sensors or a memory; allowed: neither impulses nor sensors, and memories whose "
+            "image is given, find_mirror(..., memory=); or write mirror() by hand"
         )
     home = mech.to_minimal(mech.initial_state())[0] if center is None else center
     turn = _coordinates(mech, home, name)
@@ -80,6 +86,8 @@ def find_mirror(env: Env, center: Tensor | None = None, memory: Callable[[Tensor
         motions.append(_motion(env, mech.to_maximal(coordinates, rates), way)._replace(action=command, memory=kept))
     ours, theirs = (env.observe(motion) for motion in motions)
     obs = _signed(ours, theirs, SAME, f"mirror of {name}: the observation's")
+    if env.ground is not None:
+        obs = torch.block_diag(obs, env.ground.image())
     after = [mech.to_minimal(env.advance(motion, motion.action, None).z)[1] for motion in motions]
     change = float((after[0] - qd).abs().max())
     miss = float((after[0] @ turn.mT - after[1]).abs().max())

@@ -50,7 +50,8 @@ def _targets(env: TableEnv, count: int) -> Tensor:
 
 def _observe(env: TableEnv, m: Motion) -> Tensor:
     """Coordinates but x, rates over 5, last action."""
-    return torch.cat((m.q[..., 1:], 0.2 * m.qd, m.action), -1)
+    q = m.q[..., 1:] if env.ground is None else torch.cat((env.above_ground(m, m.q[..., 1])[..., None], m.q[..., 2:]), -1)
+    return torch.cat((q, 0.2 * m.qd, m.action), -1)
 
 
 def _observe_swimmer(env: TableEnv, m: Motion) -> Tensor:
@@ -61,7 +62,7 @@ def _observe_swimmer(env: TableEnv, m: Motion) -> Tensor:
 def _hopping(env: TableEnv, after: Motion) -> Tensor:
     """Gymnasium's healthy ranges of height and angle."""
     n = env.row.numbers
-    height = after.q[..., 1]
+    height = env.above_ground(after, after.q[..., 1])
     return (height < n["gym_fall"]) | (height > n["gym_top"]) | (after.q[..., 2].abs() > n["gym_tilt"])
 
 

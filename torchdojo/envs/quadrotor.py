@@ -35,7 +35,7 @@ def _hover(env: TableEnv, before: Motion, after: Motion, action: Tensor) -> Part
 
 def _lost(env: TableEnv, after: Motion) -> Tensor:
     """More than 4 m from the goal, or on the ground."""
-    return ((after.root[..., :3] - after.goal).square().sum(-1) > 16.0) | (after.root[..., 2] < 0.15)
+    return ((after.root[..., :3] - after.goal).square().sum(-1) > 16.0) | (env.above_ground(after, after.root[..., 2]) < 0.15)
 
 
 def _goals(env: TableEnv, count: int) -> Tensor:

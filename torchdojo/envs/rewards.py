@@ -75,7 +75,7 @@ def shac_torso(env: TableEnv, before: Motion, after: Motion, action: Tensor) -> 
     if math.isfinite(n["cap"]):
         speed = torch.minimum(speed, n["cap"] + 0.1 * (speed - n["cap"]))
     posture = upright_and_heading(after.root) @ env.posture
-    parts = {"speed": n["speed"] * speed, "posture": posture, "height": standing(env, after.root[..., 2])}
+    parts = {"speed": n["speed"] * speed, "posture": posture, "height": standing(env, env.above_ground(after, after.root[..., 2]))}
     if n.get("symmetry"):
         parts["symmetry"] = -n["symmetry"] * apart(env, before, after)
     return {**parts, "effort": -n["effort"] * effort(action)} if n["effort"] else parts
@@ -91,7 +91,7 @@ def shac_planar(env: TableEnv, before: Motion, after: Motion, action: Tensor) ->
     if n.get("symmetry"):
         parts["symmetry"] = -n["symmetry"] * apart(env, before, after)
     if "stand" in n:
-        parts["height"] = standing(env, after.q[..., 1])
+        parts["height"] = standing(env, env.above_ground(after, after.q[..., 1]))
         parts["lean"] = n["lean"] * (1.0 - (after.q[..., 2] / n["angle"]).square())
     return parts
 
@@ -132,10 +132,10 @@ def dojo_torso(env: TableEnv, before: Motion, after: Motion, action: Tensor) -> 
 
 def fallen(env: TableEnv, after: Motion) -> Tensor:
     """Whether the torso is below `fall`."""
-    return after.root[..., 2] < env.row.numbers["fall"]
+    return env.above_ground(after, after.root[..., 2]) < env.row.numbers["fall"]
 
 
 def leaning(env: TableEnv, after: Motion) -> Tensor:
     """Whether the torso is below `fall`, or leans by more than `tilt`."""
     n = env.row.numbers
-    return (after.root[..., 2] < n["fall"]) | (after.q[..., 2].abs() > n["tilt"])
+    return (env.above_ground(after, after.root[..., 2]) < n["fall"]) | (after.q[..., 2].abs() > n["tilt"])

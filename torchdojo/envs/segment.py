@@ -349,7 +349,7 @@ class Record:
         like = action, *[getattr(state, name) for name in self.segment.carried]
         own, kernel = [torch.zeros_like(tensor) for tensor in like], (torch.zeros_like(state.z), torch.zeros_like(action))
         final, next_obs = grad_final.unbind(), [*grad_obs[1:], torch.zeros_like(grad_obs[0])]
-        wanted = self.segment.env.observe_impulses
+        wanted = self.segment.env.observe_impulses or self.segment.env.instruments is not None
         by_actions, reports = list[Tensor](), list[Tensor]()
         adjoint: Any = None if self.segment.adjoint is None else self.segment.adjoint.first
         rewards = self.rewards.pull(torch.where(self.flagged, 0.0, grad_reward.double()))

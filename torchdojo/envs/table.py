@@ -159,6 +159,8 @@ class TableEnv(Env):
             if limits is not None:
                 q[:, place] = torch.maximum(torch.minimum(q[:, place], limits[1] - MARGIN), limits[0] + MARGIN)
         z = mech.to_maximal(q, self.noise * row.rates * self.normal(count, len(home)))
+        if self.ground is not None and places[root].stop - places[root].start == 6:
+            z = self.ground.scatter(z, self.random(count, 2))
         return z if row.clearance is None or not len(mech.contacts) else mech.place(z, row.clearance)
 
     def _center(self) -> Tensor:

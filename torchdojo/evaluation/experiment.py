@@ -33,6 +33,7 @@ class Setting:
 
     Attributes:
         quick: whether to run a shorter version, for continuous integration.
+        long: whether to run the long version of an experiment that has one.
         mujoco: the package to compare with; None if it is not installed.
         models: folder with the robot files of the project's shared data; None if there is none.
         output: folder for what a later run of the command can go on with; None: nothing is kept.
@@ -52,6 +53,7 @@ class Setting:
     limit: int | None = None
     jobs: int = 2
     time_limit: float = 300.0
+    long: bool = False
 
     @classmethod
     def find(cls, *, quick: bool = False, models: Path | None = None) -> Setting:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchdojo.geometry.convex import Placed, convex_of
+from torchdojo.geometry.convex import Convex, Placed, convex_of
 from torchdojo.geometry.shapes import Shape
 from torchdojo.geometry.simplices import Simplex, deepest_simplex, nearest_simplex
 from torchdojo.geometry.solids import Witness
@@ -38,7 +38,7 @@ KINK = 1e-12  # |Aᵀn| relative to A below which its derivatives are those of a
 Pose = tuple[Any, Any] | None
 
 
-def distance(a: Shape | Plane, pose_a: Pose, b: Shape | Plane, pose_b: Pose) -> Witness:
+def distance(a: Shape | Convex | Plane, pose_a: Pose, b: Shape | Convex | Plane, pose_b: Pose) -> Witness:
     """Distance of two convex shapes, negative where they overlap.
 
     Sizes and poses may have batch dimensions, which broadcast, and all of them are differentiated, twice if wanted. Where nearest points

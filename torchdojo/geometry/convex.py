@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.geometry.hulls import Hull
+from torchdojo.geometry.polytopes import Polytope
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
 from torchdojo.quaternion import rotate, rotation_matrix
 
@@ -31,12 +32,16 @@ class Convex(NamedTuple):
     flat: bool = False
 
 
-def convex_of(shape: Shape) -> Convex:
-    """A shape in the frame of its body.
+def convex_of(shape: Shape | Convex | Polytope) -> Convex:
+    """A shape or core in the frame of its body.
 
     Raises:
         ValueError: a shape that is not convex, or not known to be.
     """
+    if isinstance(shape, Convex):
+        return shape
+    if isinstance(shape, Polytope):
+        return Convex(shape.vertices, None, shape.vertices.new_tensor(shape.radius))
     position, orientation = shape.position, shape.orientation
     sharp = position.new_zeros(())
 

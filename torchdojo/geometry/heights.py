@@ -1,7 +1,8 @@
 """Height fields: the surface z = s(x, y) of a uniform cubic B-spline over a grid of samples, and the gap of a ball above it.
 
-The gap contains the slopes of the surface, so its gradient contains the curvatures. Those of a quadratic spline jump between cells, and the
-gap of a ball would have a kink there. The cubic spline has continuous curvatures, so the gap is C¹.
+The gap contains the slopes of the surface, so its gradient, the direction of normal impulses, contains the curvatures. Those of a quadratic
+spline jump between cells, and the gap of a ball would have a kink there. The cubic spline has continuous curvatures, so the gap is C¹ and
+the normal continuous.
 
 The samples are control values: the surface stays within their range and does not pass through them, except where they are linear. Samples
 of a smooth function f at distances c give s = f + c²/6 (∂²f/∂x² + ∂²f/∂y²) + O(c⁴), and exactly the first two terms for quadratic f. A
@@ -23,14 +24,24 @@ from torchdojo.parameters import PhysicalModule, as_tensor, require
 __all__ = ["HeightField", "Surface"]
 
 SAMPLES = 4  # that act on a place in each direction
+#: weights of four samples, and their two derivatives, at t in [0, 1] from the second to the third one: (1, t, t², t³) @ BASIS
+BASIS = torch.tensor(
+    [
+        [1 / 6, 2 / 3, 1 / 6, 0, -1 / 2, 0, 1 / 2, 0, 1, -2, 1, 0],
+        [-1 / 2, 0, 1 / 2, 0, 1, -2, 1, 0, -1, 3, -3, 1],
+        [1 / 2, -1, 1 / 2, 0, -1 / 2, 3 / 2, -3 / 2, 1 / 2, 0, 0, 0, 0],
+        [-1 / 6, 1 / 2, -1 / 2, 1 / 6, 0, 0, 0, 0, 0, 0, 0, 0],
+    ],
+    dtype=torch.float64,
+)
 
 
 class Surface(NamedTuple):
-    """Height s [m] and slopes ∂s/∂x, ∂s/∂y at points of the plane, (...,) each."""
+    """Height s [m] (...,), slope ∇s (..., 2) and bend ∇∇s [1/m] (..., 2, 2) at points of the plane."""
 
     height: Tensor
-    by_x: Tensor
-    by_y: Tensor
+    slope: Tensor
+    bend: Tensor
 
 
 class HeightField(PhysicalModule):
@@ -78,11 +89,28 @@ class HeightField(PhysicalModule):
             require(value > 0, self.label(name), value, "positive lengths")
         return value
 
+    def height(self, place: Tensor) -> Tensor:
+        """Height s [m] of the surface above places (..., 2) [m], as in `at`, for less work."""
+        return self._along(place, 1)[..., 0, 0]
+
     def at(self, place: Tensor) -> Surface:
         """The surface above places (..., 2) [m]. Leading dimensions broadcast against the batch dimensions of the heights."""
+        along = self._along(place, 3)
+        c, d = self.cell.unbind(-1)
+        bend_xy = along[..., 1, 1] / (c * d)
+        return Surface(
+            along[..., 0, 0],
+            torch.stack((along[..., 1, 0] / c, along[..., 0, 1] / d), -1),
+            torch.stack((along[..., 2, 0] / (c * c), bend_xy, bend_xy, along[..., 0, 2] / (d * d)), -1).unflatten(-1, (2, 2)),
+        )
+
+    def _along(self, place: Tensor, orders: int) -> Tensor:
+        """Derivatives of the height by grid coordinates: entry k, l, below `orders`, is k times by x and l times by y."""
         grid = (place - self.origin) / self.cell
         before = grid.detach().floor()
-        weights, slopes = _weights(grid - before)
+        t = grid - before
+        powers = torch.stack((torch.ones_like(t), t, t * t, t * t * t), -1)
+        weights = (powers @ BASIS[:, : 4 * orders].to(powers)).unflatten(-1, (orders, 4))
         rows, columns = self.heights.shape[-2:]
         # From one row outside on, all samples are those of the edge, wherever the place is; large numbers would overflow integers.
         inside = before.clamp(-2, max(rows, columns) + 1).long()
@@ -92,29 +120,22 @@ class HeightField(PhysicalModule):
         first = torch.arange(batch.numel(), device=place.device).reshape(batch) * (rows * columns)
         index = first[..., None, None] + i[..., :, None] * columns + j[..., None, :]
         samples = self.heights.reshape(-1)[index]  # (..., 4, 4), gathered, so that nothing of the size of the grid is copied
-        (x, y), (dx, dy) = weights.unbind(-2), slopes.unbind(-2)
-
-        def sum_of(a: Tensor, b: Tensor) -> Tensor:
-            return (samples * a[..., :, None] * b[..., None, :]).sum((-2, -1))
-
-        return Surface(sum_of(x, y), sum_of(dx, y) / self.cell[..., 0], sum_of(x, dy) / self.cell[..., 1])
+        return weights[..., 0, :, :] @ samples @ weights[..., 1, :, :].mT
 
     def gap(self, point: Tensor, radius: Any = 0.0) -> tuple[Tensor, Tensor]:
-        """Gap φ [m] (...,) of balls of this radius (...,) around points (..., 3), and the unit normal (..., 3) at their places.
+        """Gap φ [m] (...,) of balls of this radius (...,) around points (..., 3), and its unit normal ∇φ/|∇φ| (..., 3).
 
         φ = (z − s) n_z − r is the distance to the tangent plane at the foot of the vertical, less the radius. It is the distance on
         planes of any slope. Elsewhere the distance D = (z − s) n_z differs from the true one by about ½ κ D² tan²θ, with the curvature κ
-        of the surface and its angle θ: 0.13 mm for D = 2 cm, κ = 2 / m and θ = 30°. The gap is C¹; where the surface is curved,
-        the normal is not its gradient.
+        of the surface and its angle θ: 0.13 mm for D = 2 cm, κ = 2 / m and θ = 30°. The gap is C¹.
+
+        A ball that touches has its center on the surface z = s + r/n_z. The normal is the normal of that surface, so ground without
+        friction does no work. With n_z² = 1/(1 + |∇s|²) it has the direction (−∇s − (z − s) n_z² ∇½|∇s|², 1).
         """
-        height, by_x, by_y = self.at(point[..., :2])
-        up = torch.rsqrt(1 + by_x * by_x + by_y * by_y)
-        return (point[..., 2] - height) * up - radius, torch.stack((-by_x * up, -by_y * up, up), dim=-1)
-
-
-def _weights(t: Tensor) -> tuple[Tensor, Tensor]:
-    """Weights of four samples at t in [0, 1] from the second to the third one, and their derivatives, (..., 4)."""
-    u = 1 - t
-    weights = (u * u * u / 6, 2 / 3 - t * t * (1 - t / 2), 2 / 3 - u * u * (1 - u / 2), t * t * t / 6)
-    slopes = (-u * u / 2, t * (1.5 * t - 2), u * (2 - 1.5 * u), t * t / 2)
-    return torch.stack(weights, -1), torch.stack(slopes, -1)
+        surface = self.at(point[..., :2])
+        above = point[..., 2] - surface.height
+        up = torch.rsqrt(1 + surface.slope.square().sum(-1))
+        change = (surface.bend @ surface.slope[..., None])[..., 0]  # ∇½|∇s|²
+        tilt = surface.slope + (above * up * up)[..., None] * change
+        upright = torch.rsqrt(1 + tilt.square().sum(-1, keepdim=True))
+        return above * up - radius, torch.cat((-tilt * upright, upright), dim=-1)

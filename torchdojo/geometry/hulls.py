@@ -46,6 +46,7 @@ class Hull(Shape):
     Attributes:
         vertices: (k, 3) of the hull. faces: (m, 3) triangles, wound outward; of a flat hull, one side.
         chosen: indices of the vertices that touch. gap: distance of the farthest vertex from the hull of the chosen ones [m].
+        pieces: hulls in the same frame that touch other bodies in its place, of a mesh that is not convex; readers of files set them.
 
     Raises:
         ImportError: scipy is not installed. ValueError: no points, numbers that are not finite, or a bad count.
@@ -72,6 +73,7 @@ class Hull(Shape):
         chosen, self.gap = farthest_points(self.vertices.detach().numpy(), count)
         self.chosen = torch.as_tensor(chosen)
         self.source = source
+        self.pieces: tuple[Hull, ...] = ()
 
     def solid(self) -> Mesh:
         """The closed mesh of the hull.

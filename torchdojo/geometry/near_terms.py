@@ -17,6 +17,7 @@ from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.geometry.polytopes import Polytope
+from torchdojo.parameters import broadcast_shapes
 
 __all__ = ["REACH", "Term", "all_terms", "near_term"]
 
@@ -25,6 +26,7 @@ ENDS = 1e-3  # [m] over which a crossing fades beyond the end of an edge
 PARALLEL = (2e-3, 1e-2)  # sine of the angle between two edges below which their crossing fades, from the second on
 CONE = (0.1, 0.3)  # sine by which the normal of a crossing leaves the normals of an edge, over which it fades
 PAST = 1.5  # radii by which cores may overlap where edges cross: lines that are farther past each other belong to no nearest points
+PASSES = 8  # solves of a step at most, with terms that the one before has found
 NOTHING, CORNER, OTHER_CORNER, CROSSING = -1, 0, 1, 2  # kinds of terms
 
 
@@ -65,7 +67,8 @@ def near_term(
     Args:
         fading: whether impulses fade with the gap; else they do not, but at crossings that are no places of contact.
     """
-    kind, first, second = term.long().unbind(-1)
+    lead = broadcast_shapes(term.shape[:-1], pose_a[0].shape[:-1], pose_b[0].shape[:-1])
+    kind, first, second = term.expand(*lead, 3).long().unbind(-1)
     corner = _corner(a, b, pose_a, pose_b, first.clamp_max(len(a.vertices) - 1), kind == CORNER)
     flipped = _corner(b, a, pose_b, pose_a, first.clamp_max(len(b.vertices) - 1), kind == OTHER_CORNER)
     other = Term(flipped.gap, -flipped.normal, flipped.point - flipped.gap[..., None] * flipped.normal, flipped.weight, flipped.possible)

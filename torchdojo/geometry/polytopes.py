@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchdojo.geometry.hulls import Hull, convex_hull
-from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Shape, Sphere
+from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Mesh, Shape, Sphere
 from torchdojo.quaternion import rotate
 
 __all__ = ["Polytope", "polytope_of"]
@@ -47,6 +47,23 @@ class Polytope:
     inward: Tensor
     outward: Tensor
     radius: float
+
+    @property
+    def widest(self) -> int:
+        """The largest number of corners that a face has; of a point 1, of a segment 2."""
+        if not len(self.normals):
+            return len(self.vertices)
+        return int(torch.bincount(self.faces.flatten()).max())  # a face has as many corners as edges
+
+    @property
+    def center(self) -> Tensor:
+        """The mean of the corners (3,)."""
+        return self.vertices.mean(0)
+
+    @property
+    def extent(self) -> float:
+        """Radius of the ball around the center that holds the shape [m]."""
+        return float(torch.linalg.vector_norm(self.vertices - self.center, dim=-1).max()) + self.radius
 
     @classmethod
     def of_points(cls, points: Array, radius: float) -> Polytope:
@@ -137,7 +154,7 @@ class Polytope:
 
 
 def polytope_of(shape: Shape, radius: float | None = None) -> Polytope:
-    """The core and radius of a convex shape, in the frame of its body.
+    """The core and radius of a convex shape, in the frame of its body. A mesh is its convex hull.
 
     Args:
         radius: of shapes with corners [m]. Default: a hundredth of the smallest extent, from 0.1 to 1 mm.
@@ -151,21 +168,24 @@ def polytope_of(shape: Shape, radius: float | None = None) -> Polytope:
     if isinstance(shape, Capsule):
         half = torch.tensor([[0.0, 0.0, -0.5], [0.0, 0.0, 0.5]], dtype=torch.float64) * float(shape.length)
         return Polytope.of_points((position + rotate(orientation, half)).numpy(), float(shape.radius))
+    if radius is not None and not 0 < radius < np.inf:
+        raise ValueError(f"near contacts: got radius={radius!r}; allowed: positive lengths [m]")
     if isinstance(shape, Box):
         size = shape.size.detach()
-        own = rounding(float(size.min())) if radius is None else radius
+        own = _rounding_of(shape, float(size.min()), radius)
         points = Box(size - 2 * own).contact_points()[0]
     elif isinstance(shape, Cylinder):
-        own = rounding(min(2 * float(shape.radius), float(shape.length))) if radius is None else radius
+        own = _rounding_of(shape, min(2 * float(shape.radius), float(shape.length)), radius)
         turn = 2 * torch.pi * torch.arange(SIDES, dtype=torch.float64) / SIDES
         ring = (float(shape.radius) - own) * torch.stack((turn.cos(), turn.sin()), -1)
         half_length = 0.5 * float(shape.length) - own
         points = torch.cat([torch.cat((ring, torch.full((SIDES, 1), z, dtype=torch.float64)), -1) for z in (-half_length, half_length)])
-    elif isinstance(shape, Hull):
-        own = rounding(float(np.ptp(shape.vertices.detach().numpy(), axis=0).min())) if radius is None else radius
-        points = torch.as_tensor(eroded(shape.vertices.detach().numpy(), own))
+    elif isinstance(shape, Hull | Mesh):
+        corners = shape.vertices.detach().numpy()
+        own = rounding(float(np.ptp(corners, axis=0).min())) if radius is None else radius
+        points = torch.as_tensor(eroded(corners, own))
     else:
-        raise ValueError(f"near contacts: got {type(shape).__name__}; allowed: Sphere, Capsule, Box, Cylinder and Hull")
+        raise ValueError(f"near contacts: got {type(shape).__name__}; allowed: Sphere, Capsule, Box, Cylinder, Hull, Mesh (as its hull)")
     return Polytope.of_points((position + rotate(orientation, points)).numpy(), own)
 
 
@@ -191,6 +211,18 @@ def eroded(points: Array, depth: float) -> Array:
     keep = [i for i, corner in enumerate(corners) if not (np.abs(corners[:i] - corner).max(-1) < scale).any()]
     result: Array = corners[keep]
     return result
+
+
+def _rounding_of(shape: Shape, extent: float, radius: float | None) -> float:
+    """The radius of a shape's edges [m], for which its smallest extent [m] has to be wide enough."""
+    own = rounding(extent) if radius is None else radius
+    if 2 * own >= extent:
+        kind = type(shape).__name__
+        raise ValueError(
+            f"near contacts: got a {kind} of {extent:g} m at its thinnest, and edges of {own:g} m; allowed: more than {2 * own:g} m; "
+            "give a smaller radius="
+        )
+    return own
 
 
 def rounding(extent: float) -> float:

@@ -23,7 +23,7 @@ SIZE, CELL = (8.0, 8.0), 0.05
 Size = tuple[float, float]
 
 
-def slope(angle: float, *, size: Size = SIZE, cell: float = CELL) -> HeightField:
+def slope(angle: float = 0.2, *, size: Size = SIZE, cell: float = CELL) -> HeightField:
     """A plane that rises along x at `angle` [rad], |angle| < π/2, from height zero in the middle."""
     if not abs(angle) < math.pi / 2:
         raise ValueError(f"slope: got angle={angle}; allowed: less than a right angle, in radians")
@@ -31,7 +31,7 @@ def slope(angle: float, *, size: Size = SIZE, cell: float = CELL) -> HeightField
     return _field(math.tan(angle) * x[:, None] + 0 * y, x, y)
 
 
-def stairs(rise: float, run: float, *, size: Size = SIZE, cell: float = CELL, flat: float = 0.5) -> HeightField:
+def stairs(rise: float = 0.05, run: float = 0.3, *, size: Size = SIZE, cell: float = CELL, flat: float = 0.5) -> HeightField:
     """Stairs up (rise > 0) or down along x: `rise` [m] every `run` [m] from x = `flat` on."""
     _require("stairs", run=run)
     x, y = _places(size, cell)
@@ -39,7 +39,9 @@ def stairs(rise: float, run: float, *, size: Size = SIZE, cell: float = CELL, fl
     return _field(rise * steps[:, None] + 0 * y, x, y)
 
 
-def rough(height: float, *, pitch: float = 0.15, size: Size = SIZE, cell: float = CELL, flat: float = 0.0, seed: int = 0) -> HeightField:
+def rough(
+    height: float = 0.05, *, pitch: float = 0.15, size: Size = SIZE, cell: float = CELL, flat: float = 0.0, seed: int = 0
+) -> HeightField:
     """Random bumps and hollows of the depth `height` [m] between zero and −height, about `pitch` [m] apart, the same for the same seed."""
     _require("rough", pitch=pitch)
     x, y = _places(size, cell)
@@ -48,10 +50,12 @@ def rough(height: float, *, pitch: float = 0.15, size: Size = SIZE, cell: float 
     bumps = HeightField(noise, [float(side[-1] - side[0]) / (n - 1) for side, n in zip((x, y), coarse, strict=True)])
     place = torch.stack(torch.meshgrid(x, y, indexing="ij"), -1)
     away = torch.linalg.vector_norm(place, dim=-1) >= flat
-    return _field(height * torch.where(away, bumps.at(place).height - 1.0, 0.0), x, y)
+    return _field(height * torch.where(away, bumps.height(place) - 1.0, 0.0), x, y)
 
 
-def gaps(width: float, spacing: float, depth: float = 0.5, *, size: Size = SIZE, cell: float = CELL, flat: float = 0.5) -> HeightField:
+def gaps(
+    width: float = 0.15, spacing: float = 0.8, depth: float = 0.5, *, size: Size = SIZE, cell: float = CELL, flat: float = 0.5
+) -> HeightField:
     """Ditches across x, `width` [m] wide and `depth` [m] deep, the first at |x| = `flat`, each next one `spacing` [m] farther."""
     _require("gaps", width=width, spacing=spacing)
     if width >= spacing:
@@ -62,7 +66,7 @@ def gaps(width: float, spacing: float, depth: float = 0.5, *, size: Size = SIZE,
     return _field(torch.where(ditch, -depth, 0.0)[:, None] + 0 * y, x, y)
 
 
-def bowl(radius: float, *, size: Size = SIZE, cell: float = CELL) -> HeightField:
+def bowl(radius: float = 10.0, *, size: Size = SIZE, cell: float = CELL) -> HeightField:
     """A paraboloid that has the radius of curvature `radius` [m] at its lowest point, height zero in the middle."""
     _require("bowl", radius=radius)
     x, y = _places(size, cell)
@@ -76,7 +80,7 @@ def make(terrain: str | Mapping[str, Any] | HeightField) -> HeightField:
     """A field by the name of its function and its arguments, {"kind": "rough", "height": 0.05}, as configurations have it.
 
     Raises:
-        ValueError: an unknown kind, missing or unknown arguments.
+        ValueError: an unknown kind, unknown arguments.
     """
     if isinstance(terrain, HeightField):
         return terrain

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
@@ -19,8 +19,8 @@ from torchdojo.io.robot import Array
 
 __all__ = ["MESH_MODES", "Folders", "MeshMode", "MeshReader", "MeshReference", "check_mode", "find_mesh", "mesh_vertices", "read_mesh"]
 
-MeshMode = Literal["hull", "skip"] | None
-MESH_MODES = ("hull", "skip", None)
+MeshMode = Literal["hull", "skip", "pieces"] | None
+MESH_MODES = ("hull", "skip", "pieces", None)
 Folders = str | Path | Sequence[str | Path]
 UNITS = {".dae"}  # formats that name their unit of length
 
@@ -36,16 +36,21 @@ class MeshReference:
 def check_mode(mode: Any) -> None:
     """Refuse an unknown value of `mesh=`."""
     if mode not in MESH_MODES:
-        raise ValueError(f"mesh is {mode!r}; allowed: 'hull', 'skip' (the same, without meshes that cannot be read), None (no meshes)")
+        raise ValueError(
+            f"mesh is {mode!r}; allowed: 'hull', 'skip' (the same, without meshes that cannot be read), 'pieces' (convex pieces touch "
+            "other bodies), None (no meshes)"
+        )
 
 
 @dataclass
 class MeshReader:
     """Reads collision meshes as `mesh=` says: "hull" raises where one cannot be read, "skip" notes it and goes on, None reads none.
+    "pieces" is "hull" with convex pieces of each mesh.
 
     Args:
         robot: the file that names the meshes. part: what the format calls a link.
         folders: further folders to look in, see `find_mesh`. count: largest number of contact points of each mesh.
+        cut: vertices (n, 3) and triangles (m, 3) -> convex pieces, for "pieces".
 
     Raises:
         ValueError: an unknown mode.
@@ -56,6 +61,7 @@ class MeshReader:
     mode: MeshMode = "hull"
     folders: Folders = ()
     count: int = 16
+    cut: Callable[[Array, NDArray[np.int64]], tuple[Hull, ...]] | None = None
     skipped: list[str] = field(default_factory=list)  #: in words: what is left out
     hulls: dict[MeshSource, Hull] = field(default_factory=dict)  #: those read so far: legs and wheels share a file
 
@@ -80,14 +86,19 @@ class MeshReader:
             source = MeshSource(path, reference.scale)
             if source not in self.hulls:
                 self.hulls[source] = Hull(mesh_vertices(path) * np.array(reference.scale), count=self.count, source=source)
+                if self.mode == "pieces" and self.cut is not None:
+                    vertices, faces, _ = read_mesh(path)
+                    self.hulls[source].pieces = self.cut(vertices * np.array(reference.scale), faces)
         except (FileNotFoundError, ValueError) as error:
             if self.mode == "skip":
                 self.skipped.append(f"{owner} ({reference.name})")
                 return None
             remedy = "mesh_path=FOLDER adds a folder to look in, mesh='skip' goes on without it"
+            if self.mode == "pieces":
+                remedy += ", mesh='hull' takes its convex hull"
             raise type(error)(f"{self.robot}: collision mesh of {self.part} {owner!r}: {error}; {remedy}") from error
-        hull = copy.copy(self.hulls[source])
-        Shape.__init__(hull, **pose)
+        hull = _posed(self.hulls[source], pose)
+        hull.pieces = tuple(_posed(piece, pose) for piece in hull.pieces)
         return hull
 
     def report(self, findings: Findings, effect: Effect) -> None:
@@ -96,6 +107,13 @@ class MeshReader:
         if self.mode is not None:
             reason = f"they are not there or cannot be read, so those {self.part}s make no contact with them; mesh='hull' refuses this"
         findings.add("ignored", "collision meshes", dict.fromkeys(self.skipped), reason, effect)
+
+
+def _posed(hull: Hull, pose: dict[str, Any]) -> Hull:
+    """The hull at another pose."""
+    twin = copy.copy(hull)
+    Shape.__init__(twin, **pose)
+    return twin
 
 
 def find_mesh(name: str, robot: Path, further: Folders = ()) -> Path:

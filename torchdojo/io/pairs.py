@@ -6,14 +6,23 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
+
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.elements.joints import Joint
+from torchdojo.elements.near_contact import NearContact
+from torchdojo.elements.near_rule import MOST_CORNERS, NearRule
+from torchdojo.elements.together import contacts_by_kind
 from torchdojo.elements.touching import Filter, Solids, selected, shape_contacts
+from torchdojo.engine.near_gaps import Cores
+from torchdojo.engine.near_set import near_pairs
 from torchdojo.geometry.shapes import Shape
 from torchdojo.io.report import Findings
+from torchdojo.mechanism import Mechanism
+from torchdojo.state.layout import split_state, with_world
 
-__all__ = ["PairInfo", "between_bodies", "note_overlaps", "of_geometry", "pair_contacts"]
+__all__ = ["PairInfo", "between_bodies", "note_overlaps", "of_geometry", "pair_contacts", "touching_at"]
 
 BETWEEN = "contacts between bodies"  # kind of the entries of a report
 
@@ -53,12 +62,14 @@ def pair_contacts(
     friction: float | None,
     taken: Iterable[str],
     findings: Findings,
+    rule: NearRule,
 ) -> dict[str, Contact]:
     """The contacts of pairs of shapes, by names that begin with the name of their pair.
 
     Args:
         contacts: "all" or a `Filter`, by names of bodies and of shapes of the world. friction: of all contacts; None: that of each pair.
-        taken: names of other contacts. findings: get the pairs of shapes that have no contacts, or points alone.
+        taken: names of other contacts. findings: get the pairs of shapes that have near contacts, no contacts, or points alone.
+        rule: which pairs get near contacts.
 
     Raises:
         ValueError: a filter with unknown names.
@@ -66,13 +77,15 @@ def pair_contacts(
     world = {info.surface: info.other_shape for info in pairs.values() if info.other is None}
     solids = Solids(bodies, joints.values(), world)
     if isinstance(contacts, Filter):
-        rule = replace(contacts, neighbors=contacts.neighbors or 0)  # the file itself says which neighbors touch
-        allowed = {frozenset(pair[:2]) for pair in selected(solids, rule)}
+        asked = replace(contacts, neighbors=contacts.neighbors or 0)  # the file itself says which neighbors touch
+        allowed = {frozenset(pair[:2]) for pair in selected(solids, asked)}
         pairs = {name: info for name, info in pairs.items() if frozenset(info.names) in allowed}
     result: dict[str, Contact] = {}
     known = set(taken)
     without: dict[str, list[str]] = {}
     points: dict[str, list[str]] = {}
+    near: dict[str, list[str]] = {}
+    lost: dict[str, list[str]] = {}
     for label, info in pairs.items():
         still = solids.stands(info.body) and (info.other is None or solids.stands(info.other))
         if still or info.other in solids.group[info.body]:
@@ -80,13 +93,19 @@ def pair_contacts(
         coefficient = info.friction if info.friction is None or friction is None else friction
         model = ImpactContact if coefficient is None else NonlinearContact
         arguments = info.options if coefficient is None else {**info.options, "friction": coefficient}
-        touching = shape_contacts(info.body, info.shape, info.other, info.other_shape, model=model, **arguments)
+        linked = info.other is not None and solids.linked(info.body, info.other)
+        ends = info.body, info.shape, info.other, info.other_shape
+        touching = shape_contacts(*ends, model=model, rule=rule, linked=linked, **arguments)
         kinds = " and ".join(sorted(type(shape).__name__.lower() for shape in (info.shape, info.other_shape)))
         if touching is None:
             without.setdefault(kinds, []).append("-".join(info.names))
             continue
         if touching.by_points:
             points.setdefault(kinds, []).append("-".join(info.names))
+        if touching.near:
+            near.setdefault(kinds, []).append("-".join(info.names))
+            for law in rule.lost(arguments):
+                lost.setdefault(law.replace("_", " "), []).append("-".join(info.names))
         start = len(f"{info.body}_{info.other or 'world'}")
         for name, contact in touching.contacts.items():
             if info.other is None:
@@ -96,11 +115,35 @@ def pair_contacts(
                 name += "_"
             known.add(name)
             result[name] = contact
+    for kinds, names in near.items():
+        findings.add("used", BETWEEN, dict.fromkeys(names), f"near contacts of shapes of the kinds {kinds}", "none")
+    for law, names in lost.items():
+        findings.add("ignored", law, dict.fromkeys(names), "near contacts have several places, which resist turning, and no such law")
+    if rule.simplified:
+        most = 1e3 * max(rule.simplified.values())
+        reason = (
+            f"hulls touch bodies by {MOST_CORNERS} of their corners, at most {most:.2g} mm inside; mesh='pieces' or fewer corners avoid it"
+        )
+        findings.add("approximated", "collision meshes", rule.simplified, reason)
     for kinds, names in without.items():
         findings.add("ignored", BETWEEN, dict.fromkeys(names), f"shapes of the kinds {kinds} do not touch each other")
     for kinds, names in points.items():
         findings.add("approximated", BETWEEN, dict.fromkeys(names), f"only points of one of the shapes, {kinds}, touch the other")
     return result
+
+
+def touching_at(mech: Mechanism, contacts: Mapping[str, Contact], z: Tensor, most: float) -> list[str]:
+    """Names of the contacts whose gap at z (13 nb,) is at most `most` [m]; of a pair with near contacts, the first one."""
+    result = []
+    plain = {name: contact for name, contact in contacts.items() if not isinstance(contact, NearContact)}
+    for group in contacts_by_kind(plain, list(mech.bodies), with_world(split_state(z)[0])):
+        gaps = group.contact.distance(*group.poses)
+        close = gaps.reshape(-1, gaps.shape[-1]).amin(0) <= most
+        result += [name for name, inside in zip(group.names, close.tolist(), strict=True) if inside]
+    names = {id(contact): name for name, contact in contacts.items()}
+    near = [pair for pair in near_pairs(mech) if id(pair.slots[0]) in names]
+    inside = (Cores(near).gaps(z[None], most)[0] <= most).tolist()
+    return result + [names[id(pair.slots[0])] for pair, one in zip(near, inside, strict=True) if one]
 
 
 def note_overlaps(contacts: Mapping[str, Contact], touching: Iterable[str], findings: Findings) -> None:

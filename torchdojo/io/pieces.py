@@ -20,7 +20,7 @@ from torchdojo.io.meshes import read_mesh
 from torchdojo.io.robot import Array
 from torchdojo.native.loader import cache_roots
 
-__all__ = ["decompose", "load_mesh"]
+__all__ = ["cut_mesh", "decompose", "load_mesh"]
 
 CONVEX = 1e-9  # share of its hull's volume that a convex mesh may lack
 TOUCHING = 1e-9  # of barycentric coordinates, and of heights relative to the extent: surfaces that only touch do not intersect
@@ -44,6 +44,15 @@ def load_mesh(path: str | Path, scale: float | Sequence[float] = 1.0, **pose: An
         return Mesh((vertices * np.asarray(scale, dtype=np.float64)).tolist(), faces.tolist(), **pose)
     except ValueError as error:
         raise ValueError(f"{path}: {error}. td.Hull(mesh vertices) is its convex hull, which may be of any points") from error
+
+
+def cut_mesh(vertices: Array, faces: NDArray[np.int64]) -> tuple[Hull, ...]:
+    """The convex pieces of the mesh of a robot file, vertices (n, 3) [m] and triangles (m, 3), as `decompose` makes them.
+
+    Raises:
+        ImportError: coacd is not installed. ValueError: a surface that is open or intersects itself.
+    """
+    return decompose(Mesh(vertices.tolist(), faces.tolist()))
 
 
 def decompose(mesh: Mesh, *, threshold: float = 0.05, most_vertices: int = 64) -> tuple[Hull, ...]:

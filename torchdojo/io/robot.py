@@ -22,9 +22,10 @@ from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.elements.couplings import JointCoupling, infeasible
 from torchdojo.elements.joint import TURN
+from torchdojo.elements.near_rule import Near, NearRule
 from torchdojo.geometry.shapes import Shape
 from torchdojo.geometry.visuals import Visual
-from torchdojo.io.pairs import PairInfo, between_bodies, note_overlaps, of_geometry, pair_contacts
+from torchdojo.io.pairs import PairInfo, between_bodies, note_overlaps, of_geometry, pair_contacts, touching_at
 from torchdojo.io.report import Findings, LoadEntry, LoadReport
 from torchdojo.mechanism import Mechanism
 from torchdojo.parameters import one_by_one
@@ -111,7 +112,7 @@ class CouplingInfo:
 
 @dataclass(frozen=True)
 class ContactInfo:
-    """A ball of a body against a plane of the world."""
+    """A ball of a body against a plane of the world, or against the height field that is the option "other_shape"."""
 
     body: str
     point: Array  #: (3,) center in the frame of the body [m]
@@ -281,7 +282,17 @@ def bodies_on_ground(ground: Ground, planes: int, joints: Mapping[str, JointInfo
 
 
 def assemble(
-    robot: RobotInfo, *, contacts: Any, friction: float | None, timestep: Any, gravity: Any, part: str, remedy: str, ground: Ground = "auto"
+    robot: RobotInfo,
+    *,
+    contacts: Any,
+    friction: float | None,
+    timestep: Any,
+    gravity: Any,
+    part: str,
+    remedy: str,
+    ground: Ground = "auto",
+    near: Near = "auto",
+    slots: int | None = None,
 ) -> Mechanism:
     """Build the mechanism that a description says, with its `load_report`. `announce` (report.py) then warns of it, or refuses it.
 
@@ -292,6 +303,7 @@ def assemble(
         timestep: [s]. gravity: (3,) [m/s^2], world frame.
         part: name of a link in the words of the format. remedy: for an inertia that no body can have.
         ground: False: nobody expects contacts with the ground.
+        near, slots: of near contacts, as in `td.combine`.
 
     Raises:
         ValueError: unknown names, impossible numbers; the message names the file and the element.
@@ -300,6 +312,7 @@ def assemble(
         raise ValueError(
             f"contacts is {contacts!r}; allowed: 'collision', 'all', td.Filter(...), None, or a mapping from names to contacts"
         )
+    rule = NearRule(near, slots)
     notes: tuple[LoadEntry | str, ...] = ()
     if of_geometry(contacts):
         notes = robot.contact_notes
@@ -317,7 +330,7 @@ def assemble(
             moving[follower] = _joint(robot, _without_limit(robot.joints[follower], limits, couplings[name].coordinates[1]))
     bodies = {name: _body(robot, info, part, remedy) for name, info in robot.bodies.items()}
     if between_bodies(contacts):
-        modules |= pair_contacts(robot.pairs, bodies, moving, contacts, friction, modules, robot.findings)
+        modules |= pair_contacts(robot.pairs, bodies, moving, contacts, friction, modules, robot.findings, rule)
     try:
         _soften(robot, bodies, moving, timestep)
         mech = Mechanism(bodies, moving, modules, couplings=couplings, timestep=timestep, gravity=gravity)
@@ -366,7 +379,7 @@ def _contacts_at_the_start(robot: RobotInfo, mech: Mechanism, expected: bool) ->
         zeros = torch.zeros(mech.num_coordinates, dtype=torch.float64)
         # The reference computes it, since the kernel would have to be compiled first.
         z = to_maximal(mech.tree_order(), mech.num_bodies, zeros, zeros, mech.timestep.detach().flatten()[0])
-        touching = [name for name, contact in fixed.items() if float(contact.distance(*mech.element_poses(z, contact)).min()) <= TOUCHING]
+        touching = touching_at(mech, fixed, z, TOUCHING)
         note_overlaps(fixed, touching, findings)
     return findings.entries()
 
@@ -452,7 +465,9 @@ def _together(infos: Sequence[ContactInfo], friction: float | None) -> ContactIn
 
 
 def _contact(info: ContactInfo, friction: float | None) -> Contact:
-    place: dict[str, Any] = {"point": info.point.tolist(), "radius": info.radius, "normal": info.normal.tolist(), "offset": info.offset}
+    place: dict[str, Any] = {"point": info.point.tolist(), "radius": info.radius}
+    if "other_shape" not in info.options:
+        place |= {"normal": info.normal.tolist(), "offset": info.offset}
     if info.friction is None:
         return ImpactContact(info.body, **place, **info.options)
     return NonlinearContact(info.body, friction=info.friction if friction is None else friction, **place, **info.options)

@@ -56,11 +56,15 @@ class MuJoCoRobots:
         hinges: place in qvel of each of our actuators.
 
     Raises:
-        ValueError: a file whose joints or bodies are not those of the environment. ImportError: mujoco is not installed.
+        ValueError: a file whose joints or bodies are not those of the environment; an environment with terrain.
+        ImportError: mujoco is not installed.
     """
 
     def __init__(self, env: Env, file: str | Path | None = None) -> None:
         self.mujoco, self.env = import_mujoco(), env
+        if env.ground is not None:
+            name = env.name or type(env).__name__
+            raise ValueError(f"MuJoCo's robots: got {name} with terrain; allowed: level ground; leave terrain= and height_scan= out")
         self.driven: dict[str, str] = {}  # joints of the file's own actuators
         self.file = f"{file}" if file is not None else "the mechanism written to MJCF"
         spec = self._spec(file)

@@ -130,4 +130,4 @@ def _measured(env: Locomotion, motion: Motion, action: Tensor) -> tuple[Tensor, 
     away = place[..., :2] - root[:, None, :2]
     ahead = cos[:, None] * away[..., 0] + sin[:, None] * away[..., 1] - env.hips[:, 0]
     power = (env.torques(motion, action) * env.joint_angles(motion.qd)).clamp_min(0.0).sum(-1)
-    return velocity, power, place[..., 2] - env.radii, ahead
+    return velocity, power, env.foot_heights(place) - env.radii, ahead

@@ -16,6 +16,8 @@ from torchdojo.elements.rotors import Rotor, Rotors
 from torchdojo.geometry.shapes import Ellipsoid
 from torchdojo.mechanism import Mechanism
 from torchdojo.models.built_in import built_in
+from torchdojo.sensors.kind import Sensor
+from torchdojo.sensors.site import Site
 
 #: place of the hubs in the frame of the file [m], and moment per thrust [m]
 HUBS = {
@@ -27,6 +29,8 @@ HUBS = {
 RADIUS, THICKNESS, ROTOR_MASS = 0.13, 0.01, 0.25  # [m], half of it [m], [kg]
 HULL, HULL_MASS, HULL_CENTER = (0.16, 0.04, 0.02), 0.325, (0.0, 0.0, 0.02)
 THRUST = 13.0  # largest, of each rotor [N]
+IMU = (0.0, 0.0, 0.02)  # [m], in the frame of the file
+SENSORS = {"body_gyro": "gyro", "body_linacc": "accelerometer", "body_quat": "frame_quaternion"}
 #: corners of the collision boxes at the bottom and at the top, in the frame of the file: |x - 0.04|, |y|, z
 CORNERS = tuple((0.04 + x, y, z) for x, y, z in itertools.product((-0.06, 0.06), (-0.027, 0.027), (0.0, 0.08)))
 
@@ -44,7 +48,8 @@ def quadrotor(
 
     ``mech.step(z, ctrl=ctrl)`` takes a control in [-1, 1] for each of "rotor1" to "rotor4": thrust 6.5 (1 + control) N along the body's z.
     All at -0.5 hover. Rotors 1 and 3 turn the body one way about z, 2 and 4 the other way, by 0.0201 N·m per N. The inputs u of the joint
-    are force and torque in the world's axes. Drag of air is left out: `td.models.drag(mech, z, 1.225, 1.8e-5)` is the file's.
+    are force and torque in the world's axes. The IMU at the site "imu" has the sensors "body_gyro", "body_linacc" and "body_quat" of the
+    file. Drag of air is left out: `td.models.drag(mech, z, 1.225, 1.8e-5)` is the file's.
 
     Args:
         timestep: [s]. gravity: [m/s²], world frame, (3,).
@@ -79,4 +84,7 @@ def quadrotor(
     rotors = {name: Rotor(tuple(placed(hub).tolist()), (0.0, THRUST), moment) for name, (hub, moment) in HUBS.items()}
     mech.actuators = Rotors(mech, "base", rotors)
     mech.actuators.replaceable = True
+    mech.sites["imu"] = Site("x2", placed(IMU))
+    for sensor, kind in SENSORS.items():
+        mech.sensors[sensor] = Sensor(kind, site="imu")
     return mech

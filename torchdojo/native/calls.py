@@ -115,6 +115,14 @@ STRUCTS: dict[str, dict[str, str]] = {
         "gaps": "double *",  # (N, capacity)
         "counts": "int64_t *",  # (N,): how many there are, which may be more than the capacity
     },
+    # The terms of a rollout by near contacts (abi/near_steps.hpp). K: their number, in the order in which they are declared.
+    "TdNearSteps": {
+        "known": "int64_t",  # whether the terms among the parameters are those of these environments
+        "free": "int64_t",  # whether, without inputs, gravity alone gives bodies energy
+        "stored": "int64_t",  # steps whose terms are kept: T, or 1 for those of the last
+        "terms": "double *",  # (N, stored, K, 3)
+        "overflow": "int64_t *",  # (N, 2): a contact of a pair with more terms than slots, or −1, and how many it has
+    },
     "TdGradient": {
         "grad_z": "const double *",  # (N, T, 13 nb) of the states after each step, environments `grad_z_stride` apart
         "grad_z_stride": "int64_t",
@@ -154,6 +162,8 @@ ENTRIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "td_linearize": ("void", ("void *", "const TdOptions *", "const TdRollout *", "const double *", "double *")),
     "td_map": ("void", ("void *", "const TdMap *")),
     "td_near_terms": ("void", ("void *", "const TdNear *")),
+    "td_near_rollout": ("void", ("void *", "const TdOptions *", "const TdRollout *", "const TdNearSteps *")),
+    "td_near_adjoint": ("void", ("void *", "const TdOptions *", "const TdRollout *", "const TdNearSteps *", "const TdGradient *")),
 }
 
 _TYPES = {"void": None, "double": ctypes.c_double, "int64_t": ctypes.c_int64, "uint64_t": ctypes.c_uint64}
@@ -169,8 +179,8 @@ def _structure(name: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": fields})
 
 
-Options, Law, Feedback, Rollout, Impacts, Gradient, Map, Near = (
-    _structure(f"Td{name}") for name in ("Options", "Law", "Feedback", "Rollout", "Impacts", "Gradient", "Map", "Near")
+Options, Law, Feedback, Rollout, Impacts, Gradient, Map, Near, NearSteps = (
+    _structure(f"Td{name}") for name in ("Options", "Law", "Feedback", "Rollout", "Impacts", "Gradient", "Map", "Near", "NearSteps")
 )
 
 

@@ -374,6 +374,7 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
         "cone_low": near_terms.CONE[0],
         "cone_high": near_terms.CONE[1],
         "past": near_terms.PAST,
+        "passes": near_terms.PASSES,
     },
     "geometry": {
         "coincident": distance.COINCIDENT,

@@ -22,8 +22,11 @@ import torch
 from torch import Tensor
 
 from torchdojo.elements.contacts import Contact
-from torchdojo.elements.element import unit
+from torchdojo.elements.element import Pose, unit
 from torchdojo.elements.joints import Floating
+from torchdojo.elements.near_contact import NearContact
+from torchdojo.geometry.closest import distance
+from torchdojo.geometry.convex import convex_of
 from torchdojo.parameters import broadcast_shapes, transforming
 from torchdojo.state.layout import STATE_SIZE
 from torchdojo.structure import Structure
@@ -83,10 +86,21 @@ def _sorted(mech: Structure, z: Tensor) -> tuple[list[_Part], list[str]]:
     return [part for part, reason in zip(every, reasons, strict=True) if reason is None], [reason for reason in reasons if reason]
 
 
+class _Cores:
+    """The distance of two shapes with near contacts, in place of those of their slots, whose terms belong to the last step."""
+
+    def __init__(self, contact: NearContact) -> None:
+        self.body_names = contact.body_names
+        self.shapes = [convex_of(core) for core in contact.shapes]
+
+    def distance(self, pose: Pose) -> Tensor:
+        return distance(self.shapes[0], (pose.x, pose.q), self.shapes[1], None).distance.to(pose.x)
+
+
 class _Surface(NamedTuple):
     """A contact with the world, and whether its surface is a plain half-space."""
 
-    contact: Contact
+    contact: Any
     flat: bool
 
 
@@ -96,11 +110,14 @@ class _Part:
     def __init__(self, mech: Structure, bodies: list[str]) -> None:
         self.mech, self.bodies = mech, bodies
         self.members = torch.tensor([name in bodies for name in mech.bodies], device=mech.gravity.device)
+        own = [contact for contact in mech.named_contacts().values() if contact.other is None and contact.body in bodies]
         self.surfaces = [
             _Surface(contact, contact.other_kind == "surface" and type(contact).signed_distance is Contact.signed_distance)
-            for contact in mech.named_contacts().values()
-            if contact.other is None and contact.body in bodies
+            for contact in own
+            if not isinstance(contact, NearContact)
         ]
+        near = {(contact.body, *map(id, contact.shapes)): contact for contact in own if isinstance(contact, NearContact)}
+        self.surfaces += [_Surface(_Cores(contact), False) for contact in near.values()]
 
     def reason_to_stay(self, z: Tensor) -> str | None:
         """Why the part stays where it is; None if it moves."""

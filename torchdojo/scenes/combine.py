@@ -12,6 +12,8 @@ from torchdojo.elements.actuators import Actuator, Actuators
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, NonlinearContact
 from torchdojo.elements.joints import Floating
+from torchdojo.elements.near_contact import NearContact
+from torchdojo.elements.near_rule import Near, NearRule
 from torchdojo.elements.touching import Solids, contacts_of, selected
 from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.shapes import Shape
@@ -38,6 +40,8 @@ def combine(
     contacts: Any = "all",
     friction: Any = 0.5,
     model: Callable[..., Contact] = NonlinearContact,
+    near: Near = "auto",
+    slots: int | None = None,
     timestep: Any = None,
     gravity: Any = None,
     options: SolverOptions | None = None,
@@ -59,11 +63,15 @@ def combine(
         parts, named: mechanisms, bodies with or without shapes, fixed shapes in the world frame, planes (`td.Plane`), by name.
         contacts: which bodies touch each other, besides the contacts that mechanisms bring with them. "all": every body those of other
             parts, the fixed shapes and the planes. A list of pairs of names of parts, bodies or patterns, or a `td.Filter`. None: none.
-            Spheres, capsules, boxes and ellipsoids touch each other. A plane touches every shape with contact points, and so does a box,
-            which then feels no edges or faces of that shape. A warning names pairs without contacts, or with points alone. A pair without
+            Spheres, capsules, boxes, cylinders, hulls and meshes (as their hulls) touch each other, ellipsoids all but cylinders and hulls.
+            A plane touches every shape with contact points. A warning names pairs without contacts, or with points alone. A pair without
             contacts raises if both its bodies are named. Bodies that a mechanism lets touch already keep these contacts.
         friction: Coulomb coefficient of the contacts made here; None for a model without one. model: their class, or a function with its
             arguments.
+        near: "auto": shapes without a closed form, such as cylinders and hulls, get near contacts (`td.near_contacts`), of which steps
+            take those that are near. True: all pairs of shapes do, but for ellipsoids. False: none; boxes then feel points of cylinders
+            and hulls alone, other shapes nothing of them. Near contacts need the CPU, and refuse `torch.func` and ``adaptive=``.
+        slots: places of contact of each pair of shapes with near contacts; None: by the shapes, 8 for two bodies of one part.
         timestep, gravity, options: of the scene. None: those of the mechanisms, which then must have the same.
 
     Every contact costs time in every step, however far apart its bodies are. So pairs that never meet are best left out.
@@ -73,7 +81,7 @@ def combine(
             gravity or options; contacts that cannot be made; actuators with a law of their own.
         TypeError: something else than these parts.
     """
-    pieces = _checked(parts, named)
+    pieces, rule = _checked(parts, named), NearRule(near, slots)
     mechanisms = {name: piece for name, piece in pieces.items() if isinstance(piece, Mechanism)}
     single = {name: piece for name, piece in pieces.items() if isinstance(piece, Body)}
     world = {name: cast(World, piece) for name, piece in pieces.items() if name not in mechanisms and name not in single}
@@ -89,7 +97,7 @@ def combine(
             modules["joints"][f"world_to_{name}"] = Floating(None, name, actuated=False)
     if contacts is not None:
         solids = Solids(modules["bodies"], modules["joints"].values(), world)
-        modules["contacts"].update(_contacts(solids, modules["contacts"], contacts, model, friction))
+        modules["contacts"].update(_contacts(solids, modules["contacts"], contacts, model, friction, rule))
     mech = Mechanism(
         **modules,
         timestep=_common("timestep", mechanisms, timestep, TIMESTEP),
@@ -97,7 +105,11 @@ def combine(
         options=_common_options(mechanisms, options),
     )
     mech.part_names = tuple(name for name in pieces if name not in world)
-    touched = {contact.surface_name for contact in mech.named_contacts().values() if contact.other is None}
+    fixed = [contact for contact in mech.named_contacts().values() if contact.other is None]
+    touched = {contact.surface_name for contact in fixed if not isinstance(contact, NearContact)}
+    for contact in fixed:
+        if isinstance(contact, NearContact) and contact.surface_name in world:
+            contact.in_scenery = True
     mech.scenery = tuple(visual for piece in mechanisms.values() for visual in piece.scenery) + drawn(world, touched)
     mech.load_report = {name: piece.load_report for name, piece in mechanisms.items() if piece.load_report is not None} or None
     dtypes = {piece.state_dtype for piece in mechanisms.values()}
@@ -147,13 +159,13 @@ def _renamed(part: str, mech: Mechanism) -> dict[str, dict[str, Any]]:
 
 
 def _contacts(
-    solids: Solids, own: Mapping[str, Contact], contacts: Any, model: Callable[..., Contact], friction: Any
+    solids: Solids, own: Mapping[str, Contact], contacts: Any, model: Callable[..., Contact], friction: Any, rule: NearRule
 ) -> dict[str, Contact]:
     """The contacts that the scene adds, with a warning of pairs that get none."""
     there = {frozenset(contact.body_names) for contact in own.values() if contact.other is not None}
     planes = {(contact.body, name) for contact in own.values() for name, item in solids.world.items() if _on_plane(contact, item)}
     chosen = [pair for pair in selected(solids, contacts) if frozenset(pair[:2]) not in there and (pair.body, pair.other) not in planes]
-    made = contacts_of(solids, chosen, model, **({} if friction is None else {"friction": friction}))
+    made = contacts_of(solids, chosen, model, rule, **({} if friction is None else {"friction": friction}))
     if text := made.message():
         warn_user(f"combine: {text}. Give those bodies other shapes, or leave the pairs out, contacts=td.Filter(exclude=...)")
     clash = [name for name in made.contacts if name in own]

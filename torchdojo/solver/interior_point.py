@@ -21,7 +21,7 @@ from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.solver.path_newton import NEAR_RESIDUAL, newton_on_path
 from torchdojo.solver.solution import Solution, violations
 from torchdojo.solver.speed import TOO_FAST, starts_too_fast
-from torchdojo.solver.start_level import start_level
+from torchdojo.solver.start_level import fading_level, start_level
 
 __all__ = ["Attempts", "Solution", "follow_central_path", "solve_step"]
 
@@ -197,7 +197,7 @@ def solve_step(
         return solution
     rescue = attempts is Attempts.RESCUE
     first, most_on_path = (RESCUE_LEVEL, RESCUE_ITERATIONS) if rescue else (DESCENT_LEVEL, DESCENT_ITERATIONS)
-    high, level = start_level(problem, first, kappa), start_level(problem, START_LEVEL, kappa)
+    high, level = fading_level(problem, start_level(problem, first, kappa), kappa), start_level(problem, START_LEVEL, kappa)
     mapped = True  # whether all elements have `on_path`
     if may_split:
         solution.status[starts_too_fast(problem) & (left > 0)] = TOO_FAST

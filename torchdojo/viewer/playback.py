@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchdojo.engine.minimal import MinimalTrajectory
+from torchdojo.engine.near_gaps import terms_at
 from torchdojo.engine.rollout import Trajectory
 from torchdojo.mechanism import Mechanism
 from torchdojo.parameters import PhysicalModule
@@ -193,7 +194,9 @@ class _Motion:
             "points": mech.contact_points(frames),
         }
         if impulses is not None:
-            of_steps = mech.contact_impulses(frames[1:], impulses.double().movedim(-2, 0))
+            # Near contacts have the places of the last step. Arrows of a trajectory start at those that are near in each frame.
+            with terms_at(mech.backends, mech.options, frames[1:]):
+                of_steps = mech.contact_impulses(frames[1:], impulses.double().movedim(-2, 0))
             values["impulses"] = torch.cat((torch.zeros_like(of_steps[:1]), of_steps))
         return {name: value.cpu().double() for name, value in values.items()}
 
@@ -211,4 +214,4 @@ def _after_start(values: Tensor) -> Array:
 def _varied(mechanism: Mechanism) -> bool:
     """Whether parameters differ by environment."""
     modules = [module for module in mechanism.modules() if isinstance(module, PhysicalModule)]
-    return any(getattr(module, name).ndim > ndim for module in modules for name, ndim in module.fields.items())
+    return any(getattr(module, name).ndim > ndim for module in modules for name, ndim in module.fields.items() if name not in module.chosen)

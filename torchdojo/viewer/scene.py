@@ -15,7 +15,9 @@ import torch
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.joints import Joint, StandardJoint
-from torchdojo.geometry.hulls import Hull, MeshSource
+from torchdojo.elements.near_contact import NearContact
+from torchdojo.geometry.hulls import Hull, MeshSource, convex_hull
+from torchdojo.geometry.polytopes import Polytope
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
 from torchdojo.geometry.visuals import SIZES, Triangles, Vector, Visual
 from torchdojo.mechanism import Mechanism
@@ -125,6 +127,7 @@ class _Builder:
     def __init__(self, environment: int) -> None:
         self.environment = environment
         self.parts: list[Part] = []
+        self.cores: set[int] = set()
         self.meshes: dict[str, Triangles | MeshSource] = {}
 
     def add_body(self, name: str, body: Body, collision: bool) -> None:
@@ -141,7 +144,10 @@ class _Builder:
         for contact in contacts:
             if contact.other is not None:
                 continue
-            if contact.other_kind == "heights":
+            if isinstance(contact, NearContact):
+                if not contact.in_scenery:
+                    self.add_core(contact.shapes[1])
+            elif contact.other_kind == "heights":
                 self.add_terrain(contact)
             elif contact.other_kind != "surface":
                 size = tuple(number for name in OTHER[contact.other_kind] for number in self.numbers(contact, name))
@@ -154,6 +160,23 @@ class _Builder:
                 self.parts.append(Part("plane", (), None, (offset * x, offset * y, offset * z), from_z((x, y, z)), role="ground"))
             else:
                 self.add_terrain(contact)
+
+    def add_core(self, core: Polytope) -> None:
+        """A fixed shape with near contacts: its core, which lies up to 1 mm inside."""
+        if id(core) in self.cores:
+            return
+        self.cores.add(id(core))
+        place: Vector = tuple(core.center.tolist())
+        if len(core.normals):
+            corners, faces = convex_hull(core.vertices.numpy())
+            surface = Triangles(core.vertices.numpy()[corners].astype("float32"), faces.astype("int32"))
+            self.parts.append(Part("mesh", (1.0, 1.0, 1.0), None, mesh=self.key(surface)))
+        elif len(core.vertices) == 1:
+            self.parts.append(Part("sphere", (core.radius,), None, place))
+        else:
+            along = core.vertices[1] - core.vertices[0]
+            length = float(torch.linalg.vector_norm(along))
+            self.parts.append(Part("capsule", (core.radius, length), None, place, from_z(tuple(along.tolist()))))
 
     def add_terrain(self, contact: Contact) -> None:
         surface = terrain(contact)

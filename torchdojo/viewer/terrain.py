@@ -54,7 +54,7 @@ def _field(field: HeightField) -> Triangles:
     number = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
     place = origin + cell * torch.stack(number, -1)
     first = HeightField(field.heights.reshape(-1, rows, columns)[0], cell, origin=origin)
-    vertices = torch.cat((place, first.at(place).height[..., None]), -1).reshape(-1, 3).numpy().astype(np.float32)
+    vertices = torch.cat((place, first.height(place)[..., None]), -1).reshape(-1, 3).numpy().astype(np.float32)
     return Triangles(vertices, _faces(np.ones((rows, columns), dtype=bool)).astype(np.int32))
 
 

@@ -86,7 +86,7 @@ def read_mjcf(
     Collision meshes are not read unless `mesh` says so, and `pairs` is empty unless `between` says so.
     """
     compiled = compile_mjcf(path, mesh, mesh_path, repair_inertia)
-    points = Points(rim_points, mesh_points if mesh else None)
+    points = Points(rim_points, mesh_points if mesh else None, mesh == "pieces")
     return _Reader(compiled, floating_base, merge_fixed_joints, ignore, points, ground, between).read()
 
 

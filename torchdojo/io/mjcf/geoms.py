@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.hulls import Hull, MeshSource
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Shape, Sphere
+from torchdojo.io.mjcf.fields import read_ground
 from torchdojo.io.mjcf.left_out import report_contacts
 from torchdojo.io.mjcf.model import CompiledMjcf, disabled, import_mujoco
 from torchdojo.io.pairs import PairInfo
+from torchdojo.io.pieces import cut_mesh
 from torchdojo.io.robot import Z_AXIS, Array, ContactInfo, LinkInfo, Pose, clean_name, compose
 from torchdojo.quaternion import from_rotation_matrix
 
@@ -30,6 +33,7 @@ class Points(NamedTuple):
 
     rim: int  #: on each rim of a cylinder
     mesh: int | None  #: of a mesh, at most; None: meshes make no contact
+    pieces: bool = False  #: whether convex pieces of meshes touch other bodies
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class _Plane:
     geom: int  #: -1: the ground z = 0, which no geom of the file is
     normal: Array
     offset: float
+    field: HeightField | None = None  #: in place of the plane
 
 
 class _Surface(NamedTuple):
@@ -111,6 +116,7 @@ class GeomReader:
         self.between = between
         self.touching: dict[int, str] = {}  #: geom -> label, of those that touch something
         self.placed: dict[int, Shape] = {}  #: geom -> shape in the frame of its body
+        self.cut: dict[int, tuple[Hull, ...]] = {}  #: mesh -> its convex pieces, in the frame of its file
         self.types = self.mujoco.mjtGeom
         self._no_parents = self.mujoco.mjtDisableBit.mjDSBL_FILTERPARENT
         self.excluded = {
@@ -175,8 +181,11 @@ class GeomReader:
                     while name in result:
                         name += "_"
                     friction, laws = ball.surface
-                    result[name] = ContactInfo(self.names[t], ball.point, ball.radius, friction, plane.normal, plane.offset, dict(laws))
-        reason = "height fields, signed distances, and meshes with mesh=None have no contact points"
+                    shape = {} if plane.field is None else {"other_shape": plane.field}
+                    result[name] = ContactInfo(
+                        self.names[t], ball.point, ball.radius, friction, plane.normal, plane.offset, {**laws, **shape}
+                    )
+        reason = "moving height fields, signed distances, and meshes with mesh=None have no contact points"
         self.findings.add("ignored", "geoms", dict.fromkeys(without), reason)
         reason = "no joint can change the height of these points, so they make no contact; contacts= can give some all the same"
         self.findings.add("ignored", "collision geometry", dict.fromkeys(level), reason, "structure")
@@ -195,10 +204,10 @@ class GeomReader:
             return {}
         labels = {g: self._label(g, g - int(self.model.body_geomadr[self.model.geom_bodyid[g]])) for g in range(self.model.ngeom)}
         found = touching_geoms(self.model, self.excluded, bool(self.model.opt.disableflags & int(self._no_parents)))
-        plane, result, without = int(self.types.mjGEOM_PLANE), {}, []
+        result, without = {}, []
         for pair in found:
             bodies = [int(self.model.geom_bodyid[g]) for g in pair]
-            if self.top[bodies[0]] == self.top[bodies[1]] or any(self.model.geom_type[g] == plane for g in pair):
+            if self.top[bodies[0]] == self.top[bodies[1]] or any(self._is_ground(g) for g in pair):
                 continue
             (g, b), (p, c) = sorted(zip(pair, bodies, strict=True), key=lambda entry: self.top[entry[1]] == 0)
             for one, body in ((g, b), (p, c)):
@@ -217,7 +226,7 @@ class GeomReader:
                 name += "_"
             shapes = self.placed[g], self.placed[p]
             result[name] = PairInfo(self.names[self.top[b]], shapes[0], other, shapes[1], surface.friction, dict(surface.laws), labels[p])
-        reason = "height fields, signed distances, and meshes with mesh=None touch no bodies"
+        reason = "moving height fields, signed distances, and meshes with mesh=None touch no bodies"
         self.findings.add("ignored", "geoms", dict.fromkeys(without), reason)
         return result
 
@@ -263,34 +272,54 @@ class GeomReader:
 
     def _hull(self, g: int, pose: Pose) -> Hull:
         mesh = mesh_of(self.mujoco, self.model, g, pose)
+        pose_of_mesh = {"position": mesh.pose[1].tolist(), "orientation": from_rotation_matrix(torch.as_tensor(mesh.pose[0]))}
         try:
-            return Hull(
-                mesh.vertices(),
-                count=self.points.mesh or 0,
-                source=mesh.source,
-                position=mesh.pose[1].tolist(),
-                orientation=from_rotation_matrix(torch.as_tensor(mesh.pose[0])),
-            )
+            hull = Hull(mesh.vertices(), count=self.points.mesh or 0, source=mesh.source, **pose_of_mesh)
+            if self.points.pieces:
+                start, count = (int(table[mesh.number]) for table in (self.model.mesh_faceadr, self.model.mesh_facenum))
+                if mesh.number not in self.cut:
+                    self.cut[mesh.number] = cut_mesh(mesh.vertices(), self.model.mesh_face[start : start + count].astype(np.int64))
+                hull.pieces = tuple(Hull(piece.vertices, **pose_of_mesh) for piece in self.cut[mesh.number])
+            return hull
         except ValueError as error:
             name = str(self.model.mesh(int(self.model.geom_dataid[g])).name)
-            raise ValueError(f"{self.compiled.path}: mesh {name!r}: {error}") from error
+            remedy = "; mesh='hull' takes its convex hull" if self.points.pieces else ""
+            raise ValueError(f"{self.compiled.path}: mesh {name!r}: {error}{remedy}") from error
 
     # -- planes ----------------------------------------------------------------------------------------------------------------------------
 
     def _planes(self) -> list[_Plane]:
-        """Planes of the world."""
+        """Planes and the height field of the world."""
         model, data = self.model, self.compiled.data
         planes, obstacles = [], []
+        ground = read_ground(self.compiled, lambda g: self._label(g, g), self.findings)
+        if ground is not None:
+            planes.append(_Plane(ground[0], Z_AXIS, 0.0, ground[1]))
         for g in range(model.ngeom):
             if model.body_weldid[model.geom_bodyid[g]]:
                 continue
             if model.geom_type[g] == int(self.types.mjGEOM_PLANE):
                 normal = np.array(data.geom_xmat[g].reshape(3, 3)[:, 2])
                 planes.append(_Plane(g, normal, float(normal @ data.geom_xpos[g])))
-            elif not self.between and (model.geom_contype[g] or model.geom_conaffinity[g]):
+            elif (
+                model.geom_type[g] != int(self.types.mjGEOM_HFIELD)
+                and not self.between
+                and (model.geom_contype[g] or model.geom_conaffinity[g])
+            ):
                 obstacles.append(self._label(g, g))
-        self.findings.add("ignored", "geoms of the world", obstacles, 'only planes of the world touch bodies; contacts="all" adds these')
+        self.findings.add(
+            "ignored",
+            "geoms of the world",
+            obstacles,
+            'only planes and a height field of the world touch bodies; contacts="all" adds these',
+        )
         return planes
+
+    def _is_ground(self, g: int) -> bool:
+        """Whether a geom is a plane, or a height field of the world."""
+        fixed = self.model.body_weldid[self.model.geom_bodyid[g]] == 0
+        kind = self.model.geom_type[g]
+        return bool(kind == int(self.types.mjGEOM_PLANE) or (fixed and kind == int(self.types.mjGEOM_HFIELD)))
 
     def _surface(self, p: int, g: int) -> _Surface | None:
         """How a geom touches another one, or the ground (p = −1), as MuJoCo combines the numbers; None where they do not collide."""
@@ -350,14 +379,15 @@ class GeomReader:
         return poses
 
     def _constant(self, ball: _Ball, links: Mapping[str, LinkInfo], poses: Sequence[tuple[Array, Array]], plane: _Plane) -> bool:
-        """Whether a point of the body has the same distance to the plane in every configuration.
+        """Whether a point of the body has the same distance to the plane, or place above the height field, in every configuration.
 
         Such a contact could neither close nor open; where it starts below the ground (the lower end of a pendulum's pole) no step exists.
         """
         link = links[self.names[ball.link]]
         local = link.rotation.T @ (ball.point - link.position)
-        heights = [float(plane.normal @ (x[ball.link] + axes[ball.link] @ local)) for x, axes in poses]
-        return max(heights) - min(heights) <= CONSTANT * (1 + float(np.linalg.norm(local)))
+        places = np.stack([x[ball.link] + axes[ball.link] @ local for x, axes in poses])
+        moved = places @ plane.normal[:, None] if plane.field is None else places
+        return float(np.ptp(moved, axis=0).max()) <= CONSTANT * (1 + float(np.linalg.norm(local)))
 
 
 def _surface_of(friction: Sequence[float] | Array, condim: int) -> _Surface:

@@ -19,7 +19,7 @@ SOLREF, SOLIMP = (0.02, 1.0), (0.9, 0.95, 0.001, 0.5, 2.0)  # MuJoCo's defaults
 HARD = "limits, contacts and equalities are as hard as kappa makes them"
 #: what says nothing about the motion -> its count in the model
 COUNTED = {
-    "sensors": "nsensor", "sites": "nsite", "cameras": "ncam", "lights": "nlight", "materials": "nmat", "skins": "nskin",
+    "cameras": "ncam", "lights": "nlight", "materials": "nmat", "skins": "nskin",
     "custom numbers": "nnumeric", "custom texts": "ntext",
 }  # fmt: skip
 

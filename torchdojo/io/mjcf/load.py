@@ -10,12 +10,14 @@ import numpy as np
 import torch
 
 from torchdojo.elements.actuators import Actuator, Servos, actuate, check_servos
+from torchdojo.elements.near_rule import Near
 from torchdojo.elements.touching import Filter
 from torchdojo.io.meshes import Folders, MeshMode
 from torchdojo.io.mjcf.description import MjcfInfo, read_mjcf
+from torchdojo.io.mjcf.sensors import add_sensors
 from torchdojo.io.mjcf.state import keyframes
 from torchdojo.io.pairs import between_bodies, of_geometry
-from torchdojo.io.report import announce
+from torchdojo.io.report import LoadReport, announce
 from torchdojo.io.robot import Ground, assemble
 from torchdojo.mechanism import Mechanism
 
@@ -39,6 +41,8 @@ def load_mjcf(
     mesh_points: int = 16,
     servos: Servos = "implicit",
     ground: Ground = "auto",
+    near: Near = "auto",
+    slots: int | None = None,
     strict: bool = False,
 ) -> Mechanism:
     """Build a mechanism from an MJCF file, as MuJoCo's own compiler reads it (package `mujoco`).
@@ -57,7 +61,8 @@ def load_mjcf(
 
     Joints with an actuator are ``actuated``: u is the force or torque [N, N m] on the joint; ``effort_limit`` is the largest of the file.
     ``u = mech.actuators(ctrl, z)`` applies the file's motors, dampers, position and velocity servos to controls in the order of
-    ``mech.actuators.names``, with gear, ctrlrange, forcerange and actuatorfrcrange.
+    ``mech.actuators.names``, with gear, ctrlrange, forcerange and actuatorfrcrange. Sites and sensors are ``mech.sites`` and
+    ``mech.sensors``, with the readings that MuJoCo has.
 
     Args:
         path: the file; its includes and meshes are looked up from there. Missing meshes that only draw are left out.
@@ -68,8 +73,8 @@ def load_mjcf(
             capsule: 2, box: 8, cylinder: 2 `rim_points`, ellipsoid: 18, mesh: at most `mesh_points`). Their names are ``<geom>_<i>``, or
             ``<body>_<n>_<i>`` for the body's n-th geom without a name. Points inside another ball of the same link, and points whose height
             no joint can change, are left out. "all": bodies touch each other and fixed geoms of the world, too, where MuJoCo lets them
-            (contype, conaffinity, <exclude>, <pair>, parent filter). Spheres, capsules, boxes and ellipsoids do, and other geoms with boxes
-            by their points; the report names the rest. Each contact costs time, so "collision" is the default. A `td.Filter` of names of
+            (contype, conaffinity, <exclude>, <pair>, parent filter), with near contacts where their shapes have no closed form; the report
+            names them, and what touches nothing. Each contact costs time, so "collision" is the default. A `td.Filter` of names of
             bodies and geoms of the world leaves out pairs. None or an empty mapping: no contact. A mapping as in `load_urdf`; a link is an
             MJCF body.
         friction: coefficient of the contacts made here; None: MuJoCo's, from both geoms. Geoms of condim 1 have no friction.
@@ -84,6 +89,8 @@ def load_mjcf(
             all gains. "implicitfast": as MuJoCo's integrator of this name, with positions of now. "explicit": positions and velocities of
             now. elements/actuators.py compares them. The joints keep their servos where u does not come from ``mech.actuators``.
         ground: "auto": in a file without planes, bodies that float touch z = 0. True: all bodies touch it. False: none does.
+        near, slots: of contacts between bodies, as in `td.combine`: "auto" gives near contacts to shapes without a closed form (cylinders,
+            hulls), True to all but ellipsoids, False to none. `slots` of each pair; None: by the shapes, at most 8 for two links.
         strict: refuse a file of which anything is lost that the motion depends on. Otherwise one warning has it, and
             ``mech.load_report`` has it as data.
 
@@ -112,10 +119,14 @@ def load_mjcf(
         timestep=robot.timestep if timestep is None else timestep,
         gravity=robot.gravity if gravity is None else gravity,
         part="body",
+        near=near,
+        slots=slots,
         remedy="repair_inertia=True takes the nearest possible inertia",
     )
     _actuate(mech, robot, servos)
     mech.poses.update(keyframes(mech, robot))
+    left_out = add_sensors(mech, robot).entries()
+    mech.load_report = LoadReport(robot.path, (*mech.load_report.entries, *left_out))
     announce(mech, strict)
     return mech
 

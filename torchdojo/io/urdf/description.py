@@ -13,6 +13,7 @@ import torch
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Shape, Sphere
 from torchdojo.io.meshes import Folders, MeshMode, MeshReader
 from torchdojo.io.pairs import PairInfo
+from torchdojo.io.pieces import cut_mesh
 from torchdojo.io.report import Findings
 from torchdojo.io.robot import (
     FRICTION,
@@ -35,6 +36,7 @@ from torchdojo.io.robot import (
     possible_inertia,
 )
 from torchdojo.io.urdf.parse import JOINT_TYPES, Collision, ParsedUrdf, UrdfJoint, parse_urdf
+from torchdojo.io.urdf.srdf import read_srdf
 from torchdojo.io.urdf.surfaces import Surface
 from torchdojo.io.urdf.tree import FloatingBase, Tree
 from torchdojo.io.urdf.visuals import place_visuals
@@ -56,6 +58,7 @@ def read_urdf(
     mesh_points: int = 16,
     ground: Ground = "auto",
     between: bool = False,
+    srdf: str | Path | None = None,
 ) -> RobotInfo:
     """Describe a URDF robot; arguments, conventions and errors are as in `torchdojo.io.load_urdf`.
 
@@ -72,7 +75,7 @@ def read_urdf(
     top = {name: t for name in tree.order for t, links in groups.items() if name in links}
     names = {t: _body_name(tree, t, groups[t]) for t in groups if t != world}
     poses = poses_in_groups(top, lambda name: (tree.joint_above[name].parent, _pose(tree.joint_above[name].origin)))
-    meshes = MeshReader(tree.path, "link", mesh, mesh_path, mesh_points)
+    meshes = MeshReader(tree.path, "link", mesh, mesh_path, mesh_points, cut_mesh)
     geometry = _Geometry(parsed, meshes, rim_points)
     bodies, points = {}, {}
     for t, name in names.items():
@@ -90,13 +93,19 @@ def read_urdf(
         joints = {**_base_joint(names[tree.root], links[tree.root], bool(floating_base), joints), **joints}
     joints |= {loop.name: _loop_joint(tree, loop, links) for loop in tree.loops}
     on_ground, notes = bodies_on_ground(ground, 0, joints), Findings()
+    disabled = set() if srdf is None else read_srdf(srdf, list(parsed.inertials), notes)
     touching = {body: points[body] for body in points if body in on_ground}
     contacts = _contacts(joints, touching, parsed.surfaces, notes)
     fixed = groups[world] if world is not None else ()
     pairs: dict[str, PairInfo] = {}
     if between:
         obstacles, _ = geometry.of_body(fixed, poses, np.zeros(3))
-        pairs = _pairs(joints, {name: info.shapes for name, info in bodies.items()}, obstacles, geometry.links, parsed.surfaces, notes)
+        solid = {name: info.shapes for name, info in bodies.items()}
+        pairs = _pairs(joints, solid, obstacles, geometry.links, parsed.surfaces, disabled, notes)
+    else:
+        touch = [f"{a}-{b}" for a, b in combinations([name for name in bodies if bodies[name].shapes], 2)]
+        reason = 'only the ground touches bodies; contacts="all" lets bodies touch each other'
+        notes.add("ignored", "pairs of bodies with collision geometry", touch, reason, "none")
     meshes.report(notes, "motion" if on_ground or between else "structure")
     scenery = place_visuals(parsed.visuals, fixed, poses, np.zeros(3), tree.path, mesh_path)
     return RobotInfo(tree.path, links, bodies, joints, couplings, contacts, notes.entries(), scenery, findings=tree.findings, pairs=pairs)
@@ -276,12 +285,13 @@ def _pairs(
     obstacles: Sequence[Shape],
     links: Mapping[int, str],
     surfaces: Mapping[str, Surface],
+    disabled: set[frozenset[str]],
     notes: Findings,
 ) -> dict[str, PairInfo]:
     """The shapes of every body with those of all others, and of the world, but for bodies that a joint connects.
 
     Args:
-        shapes: by body. obstacles: of the world. links: id of a shape -> its link.
+        shapes: by body. obstacles: of the world. links: id of a shape -> its link. disabled: pairs of links that do not touch.
     """
     neighbors = {frozenset((joint.parent, joint.child)) for joint in joints.values() if joint.kind != "Floating"}
     solids: list[tuple[str | None, Shape]] = [(body, shape) for body, several in shapes.items() for shape in several]
@@ -292,9 +302,12 @@ def _pairs(
         link = links[id(shape)]
         number[link] = number.get(link, -1) + 1
         labels.append(f"{link}_{number[link]}")
-    result, extra = {}, []
+    result, extra, left = {}, [], []
     for (i, (body, shape)), (j, (other, its_shape)) in combinations(enumerate(solids), 2):
         if body is None or body == other or frozenset((body, other)) in neighbors:
+            continue
+        if frozenset((links[id(shape)], links[id(its_shape)])) in disabled:
+            left.append(f"{links[id(shape)]}-{links[id(its_shape)]}")
             continue
         both = [surfaces.get(links[id(one)], Surface()) for one in (shape, its_shape)]
         given = [surface.friction for surface in both if surface.friction is not None]
@@ -302,6 +315,7 @@ def _pairs(
         friction = float(np.prod(given)) if given else FRICTION  # Bullet's product
         result[f"{labels[i]}_{labels[j]}"] = PairInfo(body, shape, other, its_shape, friction, surface=links[id(its_shape)])
     reason = "between bodies, friction alone acts: no restitution, stiffness, torsional or rolling friction"
+    notes.add("used", "<disable_collisions>", dict.fromkeys(left), "the SRDF says that these links do not touch", "none")
     notes.add("ignored", "laws of <contact>", dict.fromkeys(extra), reason)
     return result
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from torchdojo.elements.near_rule import Near
 from torchdojo.elements.touching import Filter
 from torchdojo.io.meshes import Folders, MeshMode
 from torchdojo.io.pairs import between_bodies, of_geometry
@@ -39,6 +40,9 @@ def load_urdf(
     mesh_path: Folders = (),
     mesh_points: int = 16,
     ground: Ground = "auto",
+    near: Near = "auto",
+    slots: int | None = None,
+    srdf: str | Path | None = None,
     strict: bool = False,
 ) -> Mechanism:
     """Build a mechanism from a URDF file, standard, with Bullet's extensions, or in the dialect of the original Dojo.
@@ -65,8 +69,8 @@ def load_urdf(
         contacts: "collision": every collision shape touches the ground with a `NonlinearContact` at each of its contact points, named
             ``<link>_<i>``, with the laws that ``<contact>`` gives the link. Bodies whose height no joint can change get none. "all":
             bodies touch each other and fixed links, too, except those that a joint connects, with the product of the frictions that the
-            file gives, as Bullet does. Spheres, capsules and boxes do, and other shapes with boxes by their points; the report names the
-            rest. Each contact costs time, so "collision" is the default. A `td.Filter` of names of bodies and fixed links leaves out
+            file gives, as Bullet does, and with near contacts where their shapes have no closed form; the report names them. Each contact
+            costs time, so "collision" is the default. A `td.Filter` of names of bodies and fixed links leaves out
             pairs. None or an empty mapping: no contact. A mapping from names gives exactly these contacts. A value is a contact module,
             with its ``body`` a body and its point in that body's frame. Or a value is a mapping with ``link``, ``point`` (3,) in the frame
             of that link [m] and further keywords of `NonlinearContact`. The mapping works for merged links too.
@@ -79,6 +83,7 @@ def load_urdf(
             report both. Otherwise such an inertia is an error. A principal moment of zero becomes a small ball's in any case.
         mesh: what collision meshes become, where `contacts` asks for the collision geometry. "skip": contacts at vertices of their convex
             hulls; a mesh that is not there or cannot be read is left out and reported. "hull": the same, but such a mesh is an error.
+            "pieces": likewise, and convex pieces of it (`td.decompose`) touch other bodies, where these touch each other.
             None: no contact.
         mesh_path: a folder or several that meshes are looked up in first. Then come the folder of the file and its parents, and those of
             the environment variable ROS_PACKAGE_PATH. For ``package://NAME/PATH`` it is the folder that holds the package, the package, or
@@ -86,12 +91,15 @@ def load_urdf(
         mesh_points: largest number of contact points of a mesh. ``Hull.gap`` of the body's shapes is their distance from the hull [m].
         ground: "auto": the plane z = 0 where the robot floats, and no ground where its base is fixed. True: z = 0 in any case. False:
             none.
+        near, slots: of contacts between bodies, as in `td.combine`: "auto" gives near contacts to shapes without a closed form (cylinders,
+            hulls), True to all but ellipsoids, False to none. `slots` of each pair; None: by the shapes, at most 8 for two links.
+        srdf: a file whose ``<disable_collisions>`` leave out pairs of links; it matters where bodies touch each other.
         strict: refuse a file of which anything is lost that the motion depends on. Otherwise one warning has it, and
             ``mech.load_report`` as data (`torchdojo.io.LoadReport`).
 
     Raises:
         ImportError: with meshes, `trimesh` or `scipy` is not installed.
-        FileNotFoundError: there is no such file, or, with ``mesh="hull"``, no such mesh.
+        FileNotFoundError: there is no such file or SRDF, or, with ``mesh="hull"``, no such mesh.
         ValueError: malformed or unsupported content, no link with mass, an impossible mass or inertia, unknown names, loops that cannot be
             closed. The message names the file and the element.
     """
@@ -107,6 +115,7 @@ def load_urdf(
         mesh_points=mesh_points,
         ground=ground,
         between=between_bodies(contacts),
+        srdf=srdf,
     )
     mech = assemble(
         robot,
@@ -116,6 +125,8 @@ def load_urdf(
         gravity=gravity,
         part="link",
         ground=ground,
+        near=near,
+        slots=slots,
         remedy="Correct the file, or pass repair_inertia=True to use the nearest possible inertia",
     )
     _check_loops(robot, mech)

@@ -8,6 +8,7 @@
 #include <unistd.h>
 #endif
 
+#include "abi/near_pairs.hpp"
 #include "abi/slot_rows.hpp"
 #include "abi/worker.hpp"
 #include "gradient/joint_jacobian.hpp"
@@ -34,8 +35,9 @@ inline bool is_narrow(const MechanismTable &m) {
 class Handle {
 public:
     const MechanismTable table;
+    const NearPairs near;
 
-    Handle(const int32_t *table, const int32_t *schedule) : table(Tables(table), schedule), slots(this->table) {}
+    Handle(const int32_t *table, const int32_t *schedule) : table(Tables(table), schedule), near(this->table), slots(this->table) {}
 
     int64_t lanes() const { return narrower ? torchdojo::lanes<Narrow> : pack_lanes; }
 
@@ -110,7 +112,7 @@ private:
     std::mutex mutex;
     std::list<Part> parts;  // the last one used comes first
 
-    Handle(const Slots &whole, const std::vector<int32_t> &kept) : table(whole.part(kept)), slots(this->table, false) {}
+    Handle(const Slots &whole, const std::vector<int32_t> &kept) : table(whole.part(kept)), near(table, false), slots(this->table, false) {}
 
     // Solutions that a law of feedback starts from have numbers of all slots.
     bool has_parts(const TdRollout &r) const { return slots.some() && !r.feedback; }

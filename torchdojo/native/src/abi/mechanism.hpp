@@ -116,6 +116,7 @@ private:
         for (int n = int(*p++); n; --n) {
             Polytope core{int(p[0]), int(p[1]), int(p[2]), p[3], p + 4};
             core.face = core.vertex + 3 * core.vertices, core.edge = core.face + 4 * core.faces;
+            core.extent = core.bound();
             polytopes.push_back(core), p = core.edge + Polytope::edge_size * core.edges;
         }
         for (PairTable &pair : pairs)

@@ -9,7 +9,7 @@
 #include <sys/mman.h>
 #endif
 
-#include "abi/handle.hpp"
+#include "abi/near_steps.hpp"
 #include "base/subnormals.hpp"
 
 namespace torchdojo {
@@ -185,6 +185,26 @@ void td_near_terms(void *handle, const TdNear *near) {
                                          near->terms + 3 * n * near->capacity, near->gaps + n * near->capacity);
         }
     });
+}
+
+// Rollouts of mechanisms with near contacts: steps of periods of one step, without a law. Their terms go into `near`.
+void td_near_rollout(void *handle, const TdOptions *o, const TdRollout *r, const TdNearSteps *near) {
+    Handle &h = *static_cast<Handle *>(handle);
+    Options options = native_options(*o);
+    options.max_total_iterations = o->max_total_iterations;
+    in_parallel(
+        r->environments, o->threads,
+        [&](int64_t first, int64_t last, bool, int64_t) { NearSteps(h, options, *r, *near, first, last).run(); }, h.lanes());
+}
+
+// Gradients through `td_near_rollout`, of which the terms, states and solutions of all steps are kept.
+void td_near_adjoint(void *handle, const TdOptions *o, const TdRollout *r, const TdNearSteps *near, const TdGradient *g) {
+    Handle &h = *static_cast<Handle *>(handle);
+    const Options options = native_options(*o);
+    in_parallel(
+        r->environments, o->threads,
+        [&](int64_t first, int64_t last, bool, int64_t) { NearSteps(h, options, *r, *near, first, last).backward(o->grad_kappa, *g); },
+        h.lanes());
 }
 
 }  // extern "C"

@@ -18,6 +18,7 @@ struct Polytope {
     int vertices, faces, edges;
     double radius;
     const double *vertex, *face = nullptr, *edge = nullptr;
+    double extent = 0;  // `bound`, kept
 
     double bound() const {
         double square = 0;
@@ -212,7 +213,7 @@ inline int64_t near_terms(const Polytope &a, const Polytope &b, const Vec3<doubl
         for (int k = 0; k < 3; ++k) terms[3 * place + k] = term[k];
     };
     const Vec3<double> apart = x[0] - x[1];
-    const double bound = a.bound() + b.bound() + radius + reach;
+    const double bound = a.extent + b.extent + radius + reach;
     if (dot(apart, apart) > bound * bound) return 0;
     for (int i = 0; i < a.vertices; ++i) add(corner_term, i, 0);
     for (int i = 0; i < b.vertices && a.vertices + b.vertices > 2; ++i) add(other_corner_term, i, 0);

@@ -79,30 +79,29 @@ TD_INLINE void twist_of(const BodyData<T> &body, const SpatialBody<T> &own, cons
     store3(twist + 3, inverse_h * (body.increment.w * turn + cross(body.increment.v, turn)));
 }
 
-// What turns of the frame of a contact with a height field add to its rows and to its part of the body's matrix. X and Y are the rows of
-// the center of the ball, by motions. force: P.
+// What the frame of a contact with a height field, which turns with the place of the ball, adds to its rows and to its part of the body's
+// matrix. The row of its gap is along the normal, scaled. force: P.
 template <class T>
 void add_ground(const ContactTable &contact, const SpatialBody<T> &own, const GroundFrame<T> &ground, const Vec3<T> &centre,
                 const Vec3<T> &lever, const T &radius, const T &gamma, const T *beta, const Vec3<T> &velocity, const Vec3<T> &force, T *C,
                 T *A) {
-    const Vec3<T> turns[2] = {{T{}, centre.z, -centre.y}, {-centre.z, T{}, centre.x}};  // centre × x and y
+    for (int i = 0; i < 6; ++i) C[i] *= ground.steepness;
     for (int k = 0; k < 2; ++k) {
         const Vec3<T> *by = ground.by[k], moved = -radius * by[0];  // of the lever
-        const auto add = [&](T *row, const T &weight) {
-            row[k] += weight;
-            for (int i = 0; i < 3; ++i) row[3 + i] += weight * turns[k][i];
-        };
-        add(C, ground.slope[k]);
+        T tilt[6];  // by the motion
+        store3(tilt, ground.tilt[k]), store3(tilt + 3, cross(centre, ground.tilt[k]));
         Vec3<T> push = gamma * by[0];
         if (contact.friction) {
             const Vec3<T> swept = cross(own.omega, moved);
             for (int i = 0; i < 2; ++i) {
-                add(C + 6 * (1 + i), dot(by[1 + i], velocity) + dot(ground.axis[1 + i], swept));
+                const T weight = dot(by[1 + i], velocity) + dot(ground.axis[1 + i], swept);
+                for (int m = 0; m < 6; ++m) C[6 * (1 + i) + m] += weight * tilt[m];
                 push = push + beta[i] * by[1 + i];
             }
         }
         const Vec3<T> torque = own.back * (cross(moved, force) + cross(lever, push)) + cross(own.r, push);
-        for (int r = 0; r < 3; ++r) add(A + 6 * r, -push[r]), add(A + 18 + 6 * r, -torque[r]);
+        for (int r = 0; r < 3; ++r)
+            for (int m = 0; m < 6; ++m) A[6 * r + m] -= push[r] * tilt[m], A[18 + 6 * r + m] -= torque[r] * tilt[m];
     }
 }
 
@@ -120,7 +119,7 @@ TD_INLINE void touch(Problem<T> &problem, const ContactTable &contact, const Spa
     GroundFrame<T> ground;
     if (contact.pair >= 0) {
         const PairTable &pair = problem.mechanism.pairs[contact.pair];
-        ground = ground_frame(pair, problem.samples, body.next.x + arm, radius, &problem.parameters[pair.shape_b]);
+        ground = ground_frame<derived>(pair, problem.samples, body.next.x + arm, radius, &problem.parameters[pair.shape_b]);
         for (int i = 0; i < 3; ++i) store3(at.frame + 3 * i, ground.axis[i]);
         frame = at.frame;
     }

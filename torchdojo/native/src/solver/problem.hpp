@@ -231,6 +231,27 @@ double start_level(const Problem<T> &problem, int lane, double level, double kap
     return std::max(scale * level, kappa);
 }
 
+// The same for attempts on the path: less where near contacts act, whose impulses fade with the gap (solver/start_level.py).
+template <class T>
+double fading_level(const Problem<T> &problem, int lane, double level, double kappa) {
+    const MechanismTable &m = problem.mechanism;
+    level = start_level(problem, lane, level, kappa);
+    const bool near = std::any_of(m.pairs.begin(), m.pairs.end(), [&](const PairTable &pair) {
+        const T *slot = &problem.parameters[pair.shape_a];
+        return pair.cores[0] && get(slot[0], lane) >= 0.0 && get(slot[parameter::slot::fading], lane) > 0.0;
+    });
+    if (!near) return level;
+    double mass = 0.0, fastest = 0.0;
+    for (int i = 0; i < m.num_bodies; ++i) {
+        mass += get(problem.body_parameters(i)[parameter::mass], lane);
+        double square = 0.0;
+        for (int k = 3; k < 6; ++k) square += std::pow(get(problem.z[state_size * i + k], lane), 2);
+        fastest = std::max(fastest, square);
+    }
+    const double h = get(problem.timestep(), lane), gap = 0.5 * constant::near_terms::reach + h * std::sqrt(fastest);
+    return std::min(level, std::max(mass / m.num_bodies * gap * gap / h, kappa));
+}
+
 // The other body of a contact, or the world.
 inline int other_body(const MechanismTable &m, const ContactTable &contact) {
     return contact.pair < 0 ? m.num_bodies : m.pairs[contact.pair].other;

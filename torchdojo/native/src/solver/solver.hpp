@@ -173,7 +173,7 @@ private:
         attempt[lane] = lowered;
         iteration[lane] = 0, polished[lane] = false;
         const double own = jobs[lane].rescue ? constant::rescue_level : constant::path_level;
-        const double first = start_level(problem, lane, own, options.kappa);
+        const double first = fading_level(problem, lane, own, options.kappa);
         if (from_warm) {
             put_lane(trial.data(), lane, jobs[lane].warm, mechanism.num_unknowns);
             lift(lane, first);

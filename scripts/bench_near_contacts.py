@@ -1,0 +1,135 @@
+"""Times of scenes with near contacts, beside MuJoCo's step of the same scene, and of the search for near terms. One thread.
+
+    python scripts/bench_near_contacts.py [scene ...] [--batch 1 16 256] [--steps 20]
+
+Scenes: stack (ten boxes), dominoes (twelve), hulls (six, poured). Milliseconds per environment and step, the least of two repetitions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+import torchdojo as td
+from torchdojo.engine.near_set import near_pairs
+from torchdojo.native.near import near_terms
+
+FLOOR = td.Box((4.0, 4.0, 0.2), position=(0.0, 0.0, -0.1))
+Start = dict[str, dict[str, tuple[float, ...]]]
+
+
+def scene(shapes: dict[str, td.Shape], start: Start, slots: int, mass: float = 1.0) -> tuple[td.Mechanism, Tensor]:
+    """Bodies that touch each other and the floor."""
+    contacts = {}
+    for name, shape in shapes.items():
+        contacts.update(td.near_contacts(name, shape, None, FLOOR, slots=slots))
+    for a, b in itertools.combinations(shapes, 2):
+        contacts.update(td.near_contacts(a, shapes[a], b, shapes[b], slots=slots))
+    mech = td.Mechanism({name: td.Body(mass, shape=shape) for name, shape in shapes.items()}, (), contacts)
+    return mech, mech.initial_state(**start)
+
+
+def hull(seed: int, count: int = 12, size: float = 0.05) -> td.Hull:
+    points = torch.randn(count, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    points = size * points / torch.linalg.vector_norm(points, dim=-1, keepdim=True)
+    return td.Hull(points - td.Hull(points).center)
+
+
+def stack() -> tuple[td.Mechanism, Tensor]:
+    box, names = td.Box((0.1, 0.1, 0.1)), [f"box{i}" for i in range(10)]
+    return scene(dict.fromkeys(names, box), {name: {"position": (0, 0, 0.0505 + 0.1005 * i)} for i, name in enumerate(names)}, 16)
+
+
+def dominoes() -> tuple[td.Mechanism, Tensor]:
+    box, names = td.Box((0.02, 0.06, 0.12)), [f"domino{i}" for i in range(12)]
+    start: Start = {name: {"position": (0.06 * i, 0, 0.0602)} for i, name in enumerate(names)}
+    start[names[0]]["angular_velocity"] = (0, 4.0, 0)
+    return scene(dict.fromkeys(names, box), start, 16, 0.15)
+
+
+def hulls() -> tuple[td.Mechanism, Tensor]:
+    shapes: dict[str, td.Shape] = {f"hull{i}": hull(i) for i in range(6)}
+    start: Start = {name: {"position": (0.01 * i, 0, 0.1 + 0.12 * i), "velocity": (0, 0, -4.0)} for i, name in enumerate(shapes)}
+    return scene(shapes, start, 48, 0.3)
+
+
+def least(run: Callable[[], object], repetitions: int = 2) -> float:
+    times = []
+    for _ in range(repetitions):
+        begin = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+def mujoco_step(mech: td.Mechanism, z: Tensor, steps: int) -> float | None:
+    """Seconds per step of MuJoCo from this state; None without MuJoCo."""
+    try:
+        import mujoco
+    except ImportError:
+        return None
+    spec = mujoco.MjSpec()
+    spec.option.timestep = float(mech.timestep)
+    spec.worldbody.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=[2, 2, 0.1], pos=[0, 0, -0.1])
+    for state, (name, body) in zip(z.view(-1, 13), mech.bodies.items(), strict=True):
+        there = spec.worldbody.add_body(name=name, pos=state[:3].tolist(), quat=state[6:10].tolist())
+        there.add_freejoint()
+        shape = body.shapes[0]
+        if isinstance(shape, td.Box):
+            there.add_geom(type=mujoco.mjtGeom.mjGEOM_BOX, size=(0.5 * shape.size).tolist(), mass=float(body.mass))
+        else:
+            assert isinstance(shape, td.Hull)
+            spec.add_mesh(name=f"{name}_mesh", uservert=shape.vertices.flatten().tolist())
+            there.add_geom(type=mujoco.mjtGeom.mjGEOM_MESH, meshname=f"{name}_mesh", mass=float(body.mass))
+    model = spec.compile()
+    data = mujoco.MjData(model)
+    data.qvel[:] = torch.cat([torch.cat((s[3:6], s[10:13])) for s in z.view(-1, 13)]).numpy()
+    begin = time.perf_counter()
+    mujoco.mj_step(model, data, nstep=steps)
+    return (time.perf_counter() - begin) / steps
+
+
+def search_times() -> None:
+    """Microseconds of the search for near terms, per pair and environment."""
+    for label, shape, half in (("box-box", td.Box((0.1, 0.1, 0.1)), 0.05), ("hulls of 64 corners", hull(0, 64), 0.05)):
+        mech, _ = scene({"a": shape, "b": shape}, {}, 16)
+        z = mech.initial_state(a={"position": (0, 0, 0.3)}, b={"position": (0, 0, 0.3 + 2 * half + 2e-4)}).expand(500, -1).contiguous()
+        pair = near_pairs(mech)[-1]
+        parameters = mech.backends.map_parameters(mech.options)
+        if parameters is None:
+            raise SystemExit("bench_near_contacts: needs the compiled kernel")
+        reach = torch.full((500,), 1e-3, dtype=torch.float64)
+        took = least(lambda pair=pair, z=z, reach=reach, own=parameters: near_terms(own, pair.contact, z, reach, 16))  # type: ignore[misc]
+        print(f"near terms, {label}: {1e6 * took / 500:.2f} us", flush=True)
+
+
+def main() -> None:
+    scenes = {"stack": stack, "dominoes": dominoes, "hulls": hulls}
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("scenes", nargs="*", metavar="scene", help="default: all")
+    parser.add_argument("--batch", nargs="+", type=int, default=[1, 16, 256])
+    parser.add_argument("--steps", type=int, default=20)
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    search_times()
+    for name in asked.scenes or scenes:
+        mech, z = scenes[name]()
+        beside = mujoco_step(mech, z, asked.steps)
+        for batch in asked.batch:
+            states = z.expand(batch, -1).contiguous()
+            path = mech.rollout(states, steps=asked.steps)
+            took = least(lambda states=states, mech=mech: mech.rollout(states, steps=asked.steps))  # type: ignore[misc]
+            own = 1e3 * took / (asked.steps * batch)
+            text = "" if beside is None else f", MuJoCo {1e3 * beside:.3f} ms, ratio {own / (1e3 * beside):.1f}"
+            print(
+                f"{name}, batch {batch}: {own:.3f} ms{text}; flagged {int((path.status != 0).sum())} of {path.status.numel()}", flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Pairs with near contacts (elements/near_contact.py) at poses that no step led to: their distances, and the terms of their slots.
+
+The terms in slots belong to the last step. Functions of other states choose terms for these, and leave the slots as they were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from torchdojo.elements.near_contact import NearContact
+from torchdojo.engine.backends import Backends
+from torchdojo.engine.near_set import NearPair, near_pairs, search_in_torch
+from torchdojo.geometry.closest import distance
+from torchdojo.geometry.convex import Convex
+from torchdojo.geometry.near_terms import NOTHING, REACH
+from torchdojo.geometry.polytopes import Polytope
+from torchdojo.native.near import near_terms
+from torchdojo.parameters import transforming
+from torchdojo.quaternion import rotate
+from torchdojo.solver.options import SolverOptions
+from torchdojo.state.layout import STATE_SIZE
+
+__all__ = ["Cores", "terms_at"]
+
+_NOTHING = torch.tensor([float(NOTHING), 0.0, 0.0], dtype=torch.float64)
+
+
+class Cores:
+    """The distances of pairs of cores, all at once."""
+
+    def __init__(self, pairs: Sequence[NearPair]) -> None:
+        self.bodies = torch.tensor([pair.bodies for pair in pairs], dtype=torch.long).reshape(-1, 2)
+        sides = list(zip(*(pair.slots[0].shapes for pair in pairs), strict=True)) or [(), ()]
+        self.vertices, self.radii = [_padded(side) for side in sides], [_numbers([core.radius for core in side]) for side in sides]
+        self.centers = [torch.stack([core.center for core in side]) if side else torch.zeros(0, 3, dtype=torch.float64) for side in sides]
+        self.extents = [_numbers([core.extent for core in side]) for side in sides]
+
+    @torch.no_grad()
+    def gaps(self, z: Tensor, most: float, pairs: Tensor | None = None) -> Tensor:
+        """Signed distances (N, pairs) [m] in the states z (N, 13 nb). Where the balls around shapes are farther apart than `most`, the
+        distance of the balls.
+
+        Args:
+            pairs: numbers of those that are asked for; None: all.
+        """
+        chosen = torch.arange(len(self.bodies)) if pairs is None else pairs
+        world = torch.tensor([[0.0] * 6 + [1.0] + [0.0] * 6], dtype=torch.float64).expand(len(z), 1, STATE_SIZE)
+        states = torch.cat((z.detach().double().unflatten(-1, (-1, STATE_SIZE)), world), 1)  # the world has the number −1
+        own = [states[:, self.bodies[chosen, side]] for side in (0, 1)]
+        middle = [state[..., :3] + rotate(state[..., 6:10], self.centers[side][chosen]) for side, state in enumerate(own)]
+        result = torch.linalg.vector_norm(middle[0] - middle[1], dim=-1) - self.extents[0][chosen] - self.extents[1][chosen]
+        rows, columns = (result <= most).nonzero(as_tuple=True)
+        if len(rows):
+            shapes = [Convex(self.vertices[side][chosen[columns]], None, self.radii[side][chosen[columns]]) for side in (0, 1)]
+            poses = [(state[rows, columns, :3], state[rows, columns, 6:10]) for state in own]
+            result[rows, columns] = distance(shapes[0], poses[0], shapes[1], poses[1]).distance
+        return result
+
+
+def _numbers(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _padded(cores: Sequence[Polytope]) -> Tensor:
+    """The corners (P, n, 3); those with fewer have their last one several times."""
+    most = max((len(core.vertices) for core in cores), default=0)
+    rows = [torch.cat((core.vertices, core.vertices[-1:].expand(most - len(core.vertices), 3))) for core in cores]
+    return torch.stack(rows) if rows else torch.zeros(0, 0, 3, dtype=torch.float64)
+
+
+@contextlib.contextmanager
+def terms_at(backends: Backends, options: SolverOptions, z: Tensor, *, always: bool = False) -> Iterator[None]:
+    """A block in which slots have the terms that are near in the states z (..., 13 nb), if theirs belong to another batch.
+
+    Args:
+        always: whether also if theirs are of this batch.
+    """
+    lead = z.shape[:-1]
+    slots = [contact for contact in backends.structure.named_contacts().values() if isinstance(contact, NearContact)]
+    hidden = transforming() or torch.compiler.is_compiling() or z.shape[-1] != STATE_SIZE * backends.structure.num_bodies
+    if not slots or hidden or (not always and all(slot.term.shape[:-1] == lead for slot in slots)):
+        yield
+        return
+    pairs, kept = near_pairs(backends.structure), [(slot, slot.term, slot.fading) for slot in slots]
+    found = _found(backends, options, pairs, z.detach().cpu().double().reshape(-1, z.shape[-1]))
+    try:
+        for pair, terms in zip(pairs, found, strict=True):
+            for slot, term in zip(pair.slots, terms.reshape(*lead, len(pair.slots), 3).unbind(-2), strict=True):
+                slot.term = term.contiguous() if bool((term[..., 0] != NOTHING).any()) else _NOTHING
+        yield
+    finally:
+        for slot, term, fading in kept:
+            slot.term, slot.fading = term, fading
+
+
+def _found(backends: Backends, options: SolverOptions, pairs: Sequence[NearPair], flat: Tensor) -> list[Tensor]:
+    """The nearest terms (N, slots, 3) of each pair within the reach."""
+    parameters, reach = backends.map_parameters(options), torch.full((len(flat),), REACH, dtype=torch.float64)
+    if parameters is None:
+        return [search_in_torch(pair, flat, reach)[0] for pair in pairs]
+    return [near_terms(parameters, pair.contact, flat, reach, len(pair.slots)).terms for pair in pairs]

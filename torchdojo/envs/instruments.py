@@ -1,0 +1,64 @@
+"""Sensors of a mechanism in the observation of an environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchdojo.envs.motion import Motion
+from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.sensors.kind import KINDS, Sensor
+
+__all__ = ["Instruments", "SensorNames"]
+
+SensorNames = Sequence[str] | Mapping[str, Sensor]
+
+
+class Instruments:
+    """Sensors that an observation ends with, in the given order.
+
+    Sensors of poses and velocities read the state that is observed. Accelerations and forces are means over the control step that led
+    there, and belong to the configuration before it, as in `Mechanism.read_sensors`. A start has those of a step without action.
+
+    Args:
+        env: whose mechanism has them. given: names in `mech.sensors`, or sensors by name, which the mechanism then gets.
+
+    Raises:
+        ValueError: unknown names.
+
+    Attributes:
+        layout: the places of the sensors among the last numbers of the observation.
+    """
+
+    def __init__(self, env: Any, given: SensorNames) -> None:
+        if isinstance(given, str):
+            raise TypeError(f"sensors: got {given!r}; allowed: a sequence of names, such as ({given!r},)")
+        table = env.mech.sensors
+        if isinstance(given, Mapping):
+            table.update(given)
+        self.names = tuple(given)
+        self.layout = table.layout_of(self.names)
+        stepping = {name for name, sensor in table.chosen(self.names).items() if KINDS[sensor.kind].needs_step}
+        self._parts = [tuple(name for name in self.names if (name in stepping) == side) for side in (False, True)]
+        size = sum(table[name].size for name in self.names)
+        places = [table.layout_of(part) for part in self._parts]
+        order = [(name in stepping, places[name in stepping][name]) for name in self.names]
+        first = sum(table[name].size for name in self._parts[0])
+        self._order = [i + first * late for late, place in order for i in range(place.start, place.stop)]
+        assert len(self._order) == size
+
+    def read(self, env: Any, motion: Motion, before: Tensor | None, out: StepOutput | None) -> Tensor:
+        """(B, m). before, out: the state before the control step that led here, and its result; None: at a start."""
+        now, late = self._parts
+        time = motion.time * env.period
+        result = [env.mech.read_sensors(motion.z, names=now, ctrl=motion.action, time=time)] if now else []
+        if late:
+            repeat, start = env.repeat, before
+            if start is None or out is None:
+                start, repeat = motion.z, 1
+                out = env.mech.step(start, ctrl=motion.action)
+            result.append(env.mech.read_sensors(start, out, names=late, ctrl=motion.action, time=time, repeat=repeat))
+        return torch.cat(result, -1)[..., self._order]

@@ -1,0 +1,52 @@
+"""What an environment is saved as: all that decides how it goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torchdojo.envs.motion import EnvState
+
+if TYPE_CHECKING:
+    from torchdojo.envs.env import Env
+
+__all__ = ["restore", "saved"]
+
+
+def saved(env: Env) -> dict[str, Any]:
+    """The numbers of an environment, as copies."""
+    return {
+        "name": env.name,
+        "state": [tensor.detach().clone() for tensor in env.state],
+        "pool": env._pool.clone(),
+        "generator": env.generator.get_state(),
+        "steps": env._steps,
+        "counts": {name: value.clone() for name, value in env._counts.items()},
+        "finished": env._finished.clone(),
+        "over": env._over.clone(),
+        "due": env._due.clone(),
+        "randomization": env.randomization.state_dict(),
+    }
+
+
+def restore(env: Env, given: Mapping[str, Any]) -> None:
+    """Let an environment go on from what `saved` returned for one built alike.
+
+    Raises:
+        ValueError: that of another environment, number of environments, observation, pool or randomization.
+    """
+    shapes = [tuple(tensor.shape) for tensor in (*given["state"], given["pool"])]
+    allowed = [tuple(tensor.shape) for tensor in (*env.state, env._pool)]
+    if given["name"] != env.name or shapes != allowed:
+        raise ValueError(
+            f"load_state_dict: got a state of {given['name']!r} with shapes {shapes}; allowed: {env.name!r} with {allowed}; "
+            "build the environment with the same num_envs, pool and observation"
+        )
+    env.randomization.load_state_dict(given["randomization"])
+    env.state = EnvState(*(tensor.clone() for tensor in given["state"]))
+    env._pool = given["pool"].clone()
+    env.generator.set_state(given["generator"])
+    env._steps = given["steps"]
+    for name, value in given["counts"].items():
+        env._counts[name] = value.clone()
+    env._finished, env._over, env._due = (given[name].clone() for name in ("finished", "over", "due"))

@@ -1,0 +1,330 @@
+// Steps of mechanisms whose bodies touch at near terms (torchdojo/engine/near_set.py, which says why), and their gradients.
+//
+// Each environment chooses the terms of its slots by itself. Those that are to be solved together are one call of the step.
+#pragma once
+
+#include "abi/handle.hpp"
+
+namespace torchdojo {
+
+// The steps of one block of environments.
+class NearSteps {
+public:
+    NearSteps(Handle &handle, const Options &options, const TdRollout &r, const TdNearSteps &near, int64_t first, int64_t last)
+        : handle(handle), m(handle.table), pairs(handle.near), options(options), r(r), near(near), first(first), count(last - first),
+          width(m.num_parameters + m.num_samples), states(state_size * m.num_bodies), rows(size_t(count * width)),
+          all(size_t(count * pairs.size())), found(all.size()), chosen(all.size()), environments(count) {
+        for (int64_t n = 0; n < count; ++n) std::copy_n(r.parameters + (first + n) * r.parameter_stride, width, row(n));
+        for (const NearPairs::Pair &pair : pairs.pairs) most = std::max(most, pair.count);
+        terms.resize(3 * most), gaps.resize(most), ranks.resize(most), before.resize(most);
+        z.resize(count * states), impulses.resize(count * m.num_impulses), w.resize(count * m.num_unknowns);
+        status.resize(count), iterations.resize(count), substeps.resize(count);
+        warm.resize(w.size());
+    }
+
+    void run() {
+        for (int64_t n = 0; n < count; ++n) {
+            int64_t *known = &chosen[n * pairs.size()];
+            for (int64_t k = 0; k < pairs.size(); ++k) known[k] = near.known ? key_of(row(n) + pairs.term[k]) : -1;
+            near.overflow[2 * (first + n)] = -1;
+            if (r.warm) std::copy_n(r.warm + (first + n) * m.num_unknowns, m.num_unknowns, warm_of(n));
+            environments[n].warm = r.warm != nullptr;
+        }
+        for (int64_t t = 0; t < r.steps; ++t) step(t);
+    }
+
+    // Gradients through the steps, from the last to the first. The terms, states and solutions of all steps are kept.
+    void backward(double kappa, const TdGradient &g) {
+        const int64_t nu = m.num_inputs, ni = m.num_impulses, nw = m.num_unknowns, nb6 = 6 * m.num_bodies;
+        std::vector<double> start(count * states), end(start.size()), along(start.size()), by_z(start.size()), by_u(count * nu),
+            by_wrench(g.grad_wrench ? count * nb6 : 0), by_impulses(g.grad_impulses ? count * ni : 0), inputs(r.u ? count * nu : 0);
+        if (g.grad_wrench) std::fill_n(g.grad_wrench + first * nb6, count * nb6, 0.0);
+        for (int64_t t = r.steps - 1; t >= 0; --t) {
+            for (int64_t n = 0; n < count; ++n) {
+                const int64_t at = first + n;
+                const double *kept = near.terms + (at * near.stored + t) * 3 * pairs.size();
+                for (int64_t k = 0; k < pairs.size(); ++k) {
+                    std::copy_n(kept + 3 * pairs.place[k], 3, row(n) + pairs.term[k]);
+                    row(n)[pairs.term[k] + parameter::slot::fading] = 1.0;
+                }
+                std::copy_n(before_step(at, t), states, &start[n * states]);
+                std::copy_n(r.z + at * r.z_stride + t * states, states, &end[n * states]);
+                std::copy_n(r.w + (at * r.w_steps + t) * nw, nw, &w[n * nw]);
+                const int64_t place = at * r.steps + t;
+                status[n] = r.status[place], iterations[n] = r.iterations[place], substeps[n] = r.substeps[place];
+                if (r.u) std::copy_n(r.u + place * nu, nu, &inputs[n * nu]);
+                if (g.grad_impulses) std::copy_n(g.grad_impulses + place * ni, ni, &by_impulses[n * ni]);
+                const double *own = g.grad_z + at * g.grad_z_stride + t * states;
+                for (int64_t k = 0; k < states; ++k) along[n * states + k] = own[k] + (t + 1 < r.steps ? by_z[n * states + k] : 0.0);
+            }
+            TdRollout one = call(rows.data(), count, start.data(), r.u ? inputs.data() : nullptr);
+            if (r.wrench) one.wrench = r.wrench + first * nb6;
+            one.z = end.data();
+            TdGradient of = {};
+            of.grad_z = along.data(), of.grad_z_stride = states;
+            of.grad_impulses = g.grad_impulses ? by_impulses.data() : nullptr;
+            of.grad_z0 = by_z.data(), of.grad_u = g.grad_u ? by_u.data() : nullptr;
+            of.grad_wrench = g.grad_wrench ? by_wrench.data() : nullptr;
+            handle.backward(count > 1, options, kappa, one, of, nullptr, 0, count);
+            for (int64_t n = 0; n < count && g.grad_u; ++n) std::copy_n(&by_u[n * nu], nu, g.grad_u + ((first + n) * r.steps + t) * nu);
+            for (size_t k = 0; k < by_wrench.size(); ++k) g.grad_wrench[first * nb6 + k] += by_wrench[k];
+        }
+        std::copy_n(by_z.data(), by_z.size(), g.grad_z0 + first * states);
+    }
+
+private:
+    static constexpr int passes = constant::near_terms::passes;
+    static constexpr int64_t base = int64_t(1) << 20;  // more than a shape has features
+
+    struct Environment {
+        bool warm, cold, fresh, restarted, bad, sound;
+    };
+    Handle &handle;
+    const MechanismTable &m;
+    const NearPairs &pairs;
+    const Options &options;
+    const TdRollout &r;
+    const TdNearSteps &near;
+    const int64_t first, count, width, states;
+    std::vector<double> rows;  // parameters of each environment, with the terms of its slots
+    std::vector<int64_t> all, found, chosen;  // terms as numbers (`key`): those near at the start, and those of the slots
+    std::vector<Environment> environments;
+    std::vector<double> z, impulses, w, warm, terms, gaps, moves;
+    std::vector<int64_t> status, iterations, substeps, active, cold, before;
+    std::vector<int32_t> ranks;
+    int32_t most = 1;
+    // of some of the environments, which a call takes
+    std::vector<double> some_rows, some_z, some_u, some_wrench, some_warm, out_z, out_impulses, out_w;
+    std::vector<int64_t> out_counts;
+
+    double *row(int64_t n) { return &rows[n * width]; }
+    double *warm_of(int64_t n) { return &warm[n * m.num_unknowns]; }
+    const double *before_step(int64_t at, int64_t t) const {
+        return t ? r.z + at * r.z_stride + (t - 1) * states : r.z0 + at * r.z0_stride;
+    }
+    static int64_t key(double kind, double i, double j) { return kind < 0 ? -1 : (int64_t(kind) * base + int64_t(i)) * base + int64_t(j); }
+    static int64_t key_of(const double *term) { return key(term[0], term[1], term[2]); }
+    static int kind_of(int64_t key) { return key < 0 ? -1 : int(key / (base * base)); }
+    static void put_term(int64_t key, double *to) {
+        to[0] = double(kind_of(key));
+        to[1] = key < 0 ? 0.0 : double(key / base % base), to[2] = key < 0 ? 0.0 : double(key % base);
+    }
+    static bool has(const int64_t *keys, int64_t size, int64_t key) { return std::find(keys, keys + size, key) != keys + size; }
+
+    void step(int64_t t) {
+        active.clear();
+        for (int64_t n = 0; n < count; ++n) {
+            Environment &e = environments[n];
+            e.cold = e.fresh = !e.warm, e.restarted = false, e.bad = true;
+            int64_t *own = &found[n * pairs.size()], *slots = &chosen[n * pairs.size()];
+            search(row(n), before_step(first + n, t), true, [&](const NearPairs::Pair &pair, int64_t terms_found) {
+                int64_t *to = own + pair.first;
+                take(pair, terms_found, to);
+                begin(pair, to, slots + pair.first, e.cold);
+            });
+            active.push_back(n);
+        }
+        for (int pass = 0; pass < passes && !active.empty(); ++pass) {
+            cold.clear();
+            for (const int64_t n : active)
+                if (environments[n].cold) cold.push_back(n);
+            // Without a start, impulses begin at gaps wider than the reach, where they would act on nothing.
+            solve(cold, t, 0.0, false);
+            for (const int64_t n : cold) std::copy_n(&w[n * m.num_unknowns], m.num_unknowns, warm_of(n));
+            solve(active, t, 1.0, true);
+            size_t left = 0;
+            for (const int64_t n : active)
+                if (goes_on(n, t)) active[left++] = n;
+            active.resize(left);
+        }
+        for (int64_t n = 0; n < count; ++n) store(n, t);
+    }
+
+    // Whether the solution of an environment is not the end of its step.
+    bool goes_on(int64_t n, int64_t t) {
+        Environment &e = environments[n];
+        const double *start = before_step(first + n, t);
+        int64_t *own = &chosen[n * pairs.size()];
+        const bool free = is_free(first + n, t);
+        e.sound = !(energy(row(n), &z[n * states]) > (free ? 1.0 : 100.0) * bound(row(n), start));
+        const bool solved = status[n] == success;
+        if ((!solved || substeps[n] > 1 || !e.sound) && !(e.cold && e.fresh)) {
+            // The start led astray: once more without it, and without the terms that were near before. Terms that a pass has added since
+            // such a restart stay.
+            if (!e.restarted)
+                for (const NearPairs::Pair &pair : pairs.pairs)
+                    merge(pair.count, &found[n * pairs.size() + pair.first], own + pair.first, false);
+            e.cold = e.fresh = e.restarted = true;
+            return true;
+        }
+        bool lacks = false, overflows = false;
+        search(row(n), &z[n * states], false, [&](const NearPairs::Pair &pair, int64_t terms_found) {
+            if (terms_found > pair.count) {
+                overflows = true;
+                near.overflow[2 * (first + n)] = pair.contact, near.overflow[2 * (first + n) + 1] = terms_found;
+            }
+            int64_t *to = &all[n * pairs.size() + pair.first];
+            take(pair, terms_found, to);
+            bool lacking = false;
+            for (int32_t k = 0; k < pair.count && to[k] >= 0; ++k) lacking |= !has(own + pair.first, pair.count, to[k]);
+            if (lacking && solved) merge(pair.count, to, own + pair.first, true), lacks = true;
+        });
+        e.bad = lacks || overflows || (!e.sound && free);
+        if (!lacks || overflows) return false;
+        e.cold = false;
+        std::copy_n(&w[n * m.num_unknowns], m.num_unknowns, warm_of(n));
+        return true;
+    }
+
+    void store(int64_t n, int64_t t) {
+        const int64_t at = first + n, place = at * r.steps + t, ni = m.num_impulses, nw = m.num_unknowns;
+        Environment &e = environments[n];
+        if (e.bad) {
+            std::copy_n(before_step(at, t), states, &z[n * states]);
+            std::fill_n(&impulses[n * ni], ni, 0.0);
+            status[n] = std::max<int64_t>(status[n], max_iterations);
+        }
+        std::copy_n(&z[n * states], states, r.z + at * r.z_stride + t * states);
+        std::copy_n(impulses.data() + n * ni, ni, r.impulses + place * ni);
+        std::copy_n(&w[n * nw], nw, r.w + (at * r.w_steps + (r.w_steps > 1 ? t : 0)) * nw);
+        r.status[place] = status[n], r.iterations[place] = iterations[n], r.substeps[place] = substeps[n];
+        double *to = near.terms + (at * near.stored + (near.stored > 1 ? t : 0)) * 3 * pairs.size();
+        for (int64_t k = 0; k < pairs.size(); ++k) std::copy_n(row(n) + pairs.term[k], 3, to + 3 * pairs.place[k]);
+        std::copy_n(&w[n * nw], nw, warm_of(n));
+        e.warm = true;
+    }
+
+    // Solves a step of these environments, with the terms of their slots.
+    void solve(const std::vector<int64_t> &which, int64_t t, double fading, bool from_warm) {
+        const int64_t size = int64_t(which.size()), nu = m.num_inputs, nb6 = 6 * m.num_bodies, ni = m.num_impulses, nw = m.num_unknowns;
+        if (!size) return;
+        const bool whole = size == count;
+        if (!whole) some_rows.resize(size * width);
+        some_z.resize(size * states), some_u.resize(size * nu), some_wrench.resize(size * nb6), some_warm.resize(size * nw);
+        out_z.resize(size * states), out_impulses.resize(size * ni), out_w.resize(size * nw), out_counts.resize(3 * size);
+        for (int64_t i = 0; i < size; ++i) {
+            const int64_t n = which[i], at = first + n;
+            for (int64_t k = 0; k < pairs.size(); ++k) {
+                double *slot = row(n) + pairs.term[k];
+                put_term(chosen[n * pairs.size() + k], slot);
+                slot[parameter::slot::fading] = fading;
+            }
+            if (!whole) std::copy_n(row(n), width, &some_rows[i * width]);
+            std::copy_n(before_step(at, t), states, &some_z[i * states]);
+            if (r.u) std::copy_n(r.u + (at * r.steps + t) * nu, nu, some_u.data() + i * nu);
+            if (r.wrench) std::copy_n(r.wrench + at * nb6, nb6, &some_wrench[i * nb6]);
+            if (from_warm) std::copy_n(warm_of(n), nw, &some_warm[i * nw]);
+        }
+        TdRollout one = call(whole ? rows.data() : some_rows.data(), size, some_z.data(), r.u ? some_u.data() : nullptr);
+        if (r.wrench) one.wrench = some_wrench.data();
+        if (from_warm) one.warm = some_warm.data();
+        one.z = out_z.data(), one.impulses = out_impulses.data(), one.w = out_w.data();
+        one.status = &out_counts[0], one.iterations = &out_counts[size], one.substeps = &out_counts[2 * size];
+        handle.forward(size > 1, options, one, 0, size);
+        for (int64_t i = 0; i < size; ++i) {
+            const int64_t n = which[i];
+            std::copy_n(&out_z[i * states], states, &z[n * states]);
+            std::copy_n(out_impulses.data() + i * ni, ni, impulses.data() + n * ni);
+            std::copy_n(&out_w[i * nw], nw, &w[n * nw]);
+            status[n] = out_counts[i], iterations[n] = out_counts[size + i], substeps[n] = out_counts[2 * size + i];
+        }
+    }
+
+    // A call of one step, with the solutions and counts of all environments.
+    TdRollout call(const double *parameters, int64_t size, const double *start, const double *u) {
+        TdRollout one = {};
+        one.environments = size, one.steps = one.repeat = one.every = one.w_steps = 1;
+        one.parameters = parameters, one.parameter_stride = width;
+        one.z0 = start, one.z0_stride = one.z_stride = states, one.u = u;
+        one.w = w.data(), one.impulses = impulses.data();
+        one.status = status.data(), one.iterations = iterations.data(), one.substeps = substeps.data();
+        return one;
+    }
+
+    // Calls f(pair, how many terms are near, the nearest of which are in `terms`) for every pair. travels: within what a step may close.
+    template <class F>
+    void search(const double *p, const double *state, bool travels, F &&f) {
+        const double h = travels ? p[parameter::timestep] : 0.0, reach = constant::near_terms::reach;
+        const auto length = [](const Vec3<double> &a) { return std::sqrt(dot(a, a)); };
+        moves.resize(2 * (m.num_bodies + 1));
+        for (int i = 0; i < m.num_bodies; ++i) {
+            moves[2 * i] = h * length(load3(state + state_size * i + 3));
+            moves[2 * i + 1] = h * length(load3(state + state_size * i + 10));
+        }
+        moves[2 * m.num_bodies] = moves[2 * m.num_bodies + 1] = 0.0;
+        for (const NearPairs::Pair &pair : pairs.pairs) {
+            const double *a = state + state_size * pair.body, *b = state + state_size * pair.other;
+            const bool fixed = pair.other == m.num_bodies;
+            const Vec3<double> apart = load3(a) - (fixed ? Vec3<double>{0, 0, 0} : load3(b));
+            const double *move_a = &moves[2 * pair.body], *move_b = &moves[2 * pair.other];
+            const double turns = pair.extent[0] * move_a[1] + pair.extent[1] * move_b[1];
+            const double most_apart = pair.extent[0] + pair.extent[1] + reach + move_a[0] + move_b[0] + turns;
+            int64_t terms_found = 0;
+            if (!(dot(apart, apart) > most_apart * most_apart)) {
+                const Vec3<double> speed = load3(a + 3) - (fixed ? Vec3<double>{0, 0, 0} : load3(b + 3));
+                Vec3<double> x[2] = {load3(a), {0, 0, 0}};
+                Mat3<double> R[2] = {rotation_matrix(load4(a + 6)), {{1, 0, 0, 0, 1, 0, 0, 0, 1}}};
+                if (!fixed) x[1] = load3(b), R[1] = rotation_matrix(load4(b + 6));
+                terms_found = near_terms(*pair.cores[0], *pair.cores[1], x, R, reach + (travels ? h * length(speed) + turns : 0.0),
+                                         pair.count, terms.data(), gaps.data());
+            }
+            f(pair, terms_found);
+        }
+    }
+
+    // The terms of the last search as numbers.
+    void take(const NearPairs::Pair &pair, int64_t terms_found, int64_t *to) const {
+        for (int32_t k = 0; k < pair.count; ++k) to[k] = k < terms_found ? key_of(&terms[3 * k]) : -1;
+    }
+
+    // The slots at the start of a step: `_begin` of near_set.py.
+    void begin(const NearPairs::Pair &pair, const int64_t *found_now, int64_t *slots, bool without_start) {
+        bool changes = without_start;
+        for (int32_t k = 0; k < pair.count && !changes; ++k) {
+            changes = found_now[k] >= 0 && !has(slots, pair.count, found_now[k]);
+            changes |= kind_of(slots[k]) == crossing_term && !has(found_now, pair.count, slots[k]);
+        }
+        if (changes) merge(pair.count, found_now, slots, false);
+    }
+
+    // Puts the terms found into slots, those that had them before if any: `_merge` of near_set.py.
+    void merge(int32_t size, const int64_t *found_now, int64_t *slots, bool keep) {
+        std::copy_n(slots, size, before.data());
+        int32_t *order = ranks.data(), end = 0;  // slots, empty ones first, then those of other terms
+        for (int32_t k = 0; k < size; ++k)
+            if (before[k] < 0) order[end++] = k;
+        for (int32_t k = 0; k < size; ++k)
+            if (before[k] >= 0 && !has(found_now, size, before[k])) {
+                order[end++] = k;
+                if (!keep) slots[k] = -1;
+            }
+        int32_t next = 0;
+        for (int32_t k = 0; k < size && next < end; ++k)
+            if (found_now[k] >= 0 && !has(before.data(), size, found_now[k])) slots[order[next++]] = found_now[k];
+    }
+
+    // Whether gravity alone gives bodies energy.
+    bool is_free(int64_t at, int64_t t) const {
+        if (!near.free || r.wrench) return false;
+        const double *u = r.u + (at * r.steps + t) * m.num_inputs;
+        return !r.u || std::all_of(u, u + m.num_inputs, [](double x) { return x == 0.0; });
+    }
+    double energy(const double *p, const double *state) const {
+        double sum = 0.0;
+        for (int i = 0; i < m.num_bodies; ++i) {
+            const double *body = p + parameter::bodies + parameter::body_size * i;
+            const Vec3<double> v = load3(state + state_size * i + 3), omega = load3(state + state_size * i + 10);
+            sum += 0.5 * (body[parameter::mass] * dot(v, v) + dot(omega, load33(body + parameter::inertia) * omega));
+        }
+        return sum;
+    }
+    double bound(const double *p, const double *state) const {
+        double mass = 0.0;
+        for (int i = 0; i < m.num_bodies; ++i) mass += p[parameter::bodies + parameter::body_size * i + parameter::mass];
+        const Vec3<double> g = load3(p + parameter::gravity);
+        const double h = p[parameter::timestep], leaving = options.depenetration_speed;
+        return 4 * energy(p, state) + mass * (8 * dot(g, g) * h * h + 2 * leaving * leaving + 1e-3);
+    }
+};
+
+}  // namespace torchdojo
