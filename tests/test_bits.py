@@ -1,4 +1,4 @@
-"""Equal seeds give equal bits, for any number of threads: steps, rollouts, gradients of states and of shared numbers, Jacobians, a training.
+"""Equal seeds give equal bits, for any number of threads: steps, rollouts, gradients, Jacobians, a training.
 
 That a resumed training continues with the bits of a whole one is held by tests/learning/test_shac.py.
 """
