@@ -22,7 +22,7 @@ def build(level: str) -> Path:
         for path, text in sources.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(text)
-        flags = [*LANGUAGE, *OPTIMIZED, *chosen_compiler()[2], f"-march=x86-64-{level}", "-fopenmp", "-fPIC", "-shared", "-s"]
+        flags = [*LANGUAGE, *OPTIMIZED, *chosen_compiler()[2], f"-march=x86-64-{level}", "-fPIC", "-shared", "-s"]
         static = ["-static-libstdc++", "-static-libgcc"]  # libraries of the machine that runs it may be older
         files = sorted(path for path in sources if path.endswith(".cpp"))
         command = [find_compiler()[0], *flags, *static, f"-I{folder}", *files, "-o", "kernel.so"]

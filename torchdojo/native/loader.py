@@ -33,7 +33,6 @@ from torchdojo.native import header, prebuilt
 from torchdojo.native.toolchain import (
     CPU_CHOICES,
     LANGUAGE,
-    OPENMP_CHOICES,
     OPTIMIZED,
     SANITIZED,
     NativeUnavailable,
@@ -185,7 +184,7 @@ def _read(source_dir: Path) -> Recipe:
     flags = (*LANGUAGE, *(SANITIZED if sanitize else OPTIMIZED), *chosen_compiler()[2])
     ingredients = {
         "sources": {name: hashlib.sha256(text).hexdigest() for name, text in sources.items()},
-        "flags": [flags, CPU_CHOICES, OPENMP_CHOICES],  # which of the choices is used follows from the compiler
+        "flags": [flags, CPU_CHOICES],  # which of the choices is used follows from the compiler
         "torch": torch.__version__,
         "libc": libc(),
         "cpu": cpu_features(),

@@ -2,15 +2,13 @@
 #include <algorithm>
 #include <cstring>
 
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
 #include "abi/near_steps.hpp"
 #include "base/subnormals.hpp"
+#include "base/threads.hpp"
 
 namespace torchdojo {
 namespace {
@@ -37,19 +35,11 @@ constexpr int64_t sum_blocks = 16;
 template <class F>
 void in_blocks(int64_t environments, int64_t threads, int64_t blocks, int64_t lanes, F &&part) {
     const int64_t registers = (environments + lanes - 1) / lanes;
-    auto run = [&](int64_t block) {
+    for_each_block(blocks, threads, [&](int64_t block) {
         const int64_t first = registers * block / blocks * lanes, last = std::min(registers * (block + 1) / blocks * lanes, environments);
         const SubnormalsAreZero flush;
         if (first < last) part(first, last, environments > 1, block);
-    };
-#if defined(_OPENMP)
-    if (threads > 1 && blocks > 1) {
-#pragma omp parallel for num_threads(int(std::min(threads, blocks))) schedule(static, 1)
-        for (int64_t block = 0; block < blocks; ++block) run(block);
-        return;
-    }
-#endif
-    for (int64_t block = 0; block < blocks; ++block) run(block);
+    });
 }
 
 // One block per thread.
