@@ -1,4 +1,4 @@
-"""Equal seeds give equal bits, for any number of threads: steps, rollouts, gradients, Jacobians, a training.
+"""Equal seeds give equal bits: steps, rollouts, gradients and Jacobians on any number of threads, trainings on the same number.
 
 That a resumed training continues with the bits of a whole one is held by tests/learning/test_shac.py.
 """
@@ -66,7 +66,8 @@ def test_threads_do_not_change_a_bit(results: Callable[[str, int], list[Tensor]]
     assert all(bool(torch.isfinite(each).all()) for each in wanted) and any(bool(each.any()) for each in wanted[2:] or wanted)
 
 
-def test_training_has_the_same_bits_on_any_number_of_threads(tmp_path: Path) -> None:
+def test_training_has_the_same_bits_again(tmp_path: Path) -> None:
+    """With the same threads: PyTorch's sums over a batch, as those of layer norms, have another order for each number of threads."""
     pytest.importorskip("pytorch_lightning", reason="needs the extra torchdojo[learn]")
     from torchdojo.learning import read_config, shac_run
     from torchdojo.learning.runs import Run
@@ -74,9 +75,9 @@ def test_training_has_the_same_bits_on_any_number_of_threads(tmp_path: Path) -> 
     settings = {"num_envs": 24, "horizon": 5, "samples": 600, "actor": [16], "critic": [16], "compile": False}
     config = read_config({"env": "cartpole_swingup", "env_options": {"pool": 16}, "settings": settings})
     learned = []
-    for threads in (1, 3):
-        torch.set_num_threads(threads)
-        run = Run(tmp_path / str(threads), config)
+    torch.set_num_threads(3)
+    for name in ("first", "again"):
+        run = Run(tmp_path / name, config)
         run.begin(False)
         run.train(False)
         learned.append(shac_run.read_checkpoint_of_shac(run.checkpoint)["state_dict"])

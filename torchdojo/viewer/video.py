@@ -241,4 +241,4 @@ class _Animation:
 
 
 #: The suffix of the path, and what writes it.
-WRITERS = {"": _Folder, ".mp4": _Movie, ".webp": _Animation}
+WRITERS: dict[str, type[_Folder] | type[_Movie] | type[_Animation]] = {"": _Folder, ".mp4": _Movie, ".webp": _Animation}
