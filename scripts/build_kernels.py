@@ -1,6 +1,9 @@
-"""Compile the kernel for levels of x86-64 into torchdojo/native/lib, whence a wheel takes it (scripts/build_wheels.sh).
+"""Compile the kernel for levels of CPUs into torchdojo/native/lib, whence a wheel takes it (scripts/build_wheels.sh).
 
-python scripts/build_kernels.py v2 v3 v4    # $CXX chooses the compiler; one process, minutes per level
+    python scripts/build_kernels.py v2 v3 v4    # of x86-64
+    python scripts/build_kernels.py neon        # of aarch64, from any machine
+
+It needs `pip install ziglang`: clang with the headers and symbols of old systems, so libraries need no more than glibc 2.28 (2018).
 """
 
 from __future__ import annotations
@@ -9,24 +12,39 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from torchdojo.native import loader, prebuilt
-from torchdojo.native.toolchain import LANGUAGE, OPTIMIZED, chosen_compiler, find_compiler
+from torchdojo.native.toolchain import LANGUAGE, OPTIMIZED
+
+GLIBC = "2.28"
+TARGETS = {
+    "v2": ("x86_64", ["-mcpu=x86_64_v2"]),
+    "v3": ("x86_64", ["-mcpu=x86_64_v3"]),
+    "v4": ("x86_64", ["-mcpu=x86_64_v4", "-mprefer-vector-width=512"]),
+    "neon": ("aarch64", []),
+}
 
 
 def build(level: str) -> Path:
+    machine, cpu = TARGETS[level]
     sources = loader._read(loader.SOURCES).sources
+    compiler = [sys.executable, "-m", "ziglang", "c++", "-target", f"{machine}-linux-gnu.{GLIBC}", *cpu]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for path, text in sources.items():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / path).write_bytes(text)
-        flags = [*LANGUAGE, *OPTIMIZED, *chosen_compiler()[2], f"-march=x86-64-{level}", "-fPIC", "-shared", "-s"]
-        static = ["-static-libstdc++", "-static-libgcc"]  # libraries of the machine that runs it may be older
-        files = sorted(path for path in sources if path.endswith(".cpp"))
-        command = [find_compiler()[0], *flags, *static, f"-I{folder}", *files, "-o", "kernel.so"]
-        subprocess.run(command, cwd=folder, check=True)
+
+        def compile_one(path: str) -> str:
+            flags = [*LANGUAGE, *OPTIMIZED, "-DNDEBUG", "-fPIC", "-fvisibility=default", f"-I{folder}"]
+            subprocess.run([*compiler, *flags, "-c", path, "-o", f"{path}.o"], cwd=folder, check=True)
+            return f"{path}.o"
+
+        with ThreadPoolExecutor(2) as both:  # two of these files take nearly all the time
+            objects = list(both.map(compile_one, sorted(path for path in sources if path.endswith(".cpp"))))
+        subprocess.run([*compiler, "-shared", "-s", "-pthread", *objects, "-o", "kernel.so"], cwd=folder, check=True)
         contents = (folder / "kernel.so").read_bytes()
     prebuilt.FOLDER.mkdir(exist_ok=True)
     for old in prebuilt.FOLDER.glob(f"kernel-{level}-*.so"):
@@ -37,7 +55,10 @@ def build(level: str) -> Path:
 
 
 if __name__ == "__main__":
-    for level in sys.argv[1:] or list(prebuilt.LEVELS):
+    levels = sys.argv[1:] or ["v2", "v3", "v4"]
+    if unknown := [level for level in levels if level not in TARGETS]:
+        sys.exit(f"got {', '.join(unknown)}; allowed: {', '.join(TARGETS)}")
+    for level in levels:
         started = time.monotonic()
         built = build(level)
         print(f"{built.name}: {built.stat().st_size / 1e6:.1f} MB in {time.monotonic() - started:.0f} s", flush=True)

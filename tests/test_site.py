@@ -74,6 +74,14 @@ def test_pictures_are_small_and_well_formed() -> None:
         assert ElementTree.parse(picture).getroot().tag.endswith("svg") and picture.stat().st_size <= 50_000
 
 
+def test_pictures_of_the_gallery_move() -> None:
+    image = pytest.importorskip("PIL.Image", reason="extra view")
+    entries = module("gallery").entries()
+    assert len(entries) == (DOCS / "gallery.md").read_text().count("```bash") >= 12
+    for name, (picture, commands) in entries.items():
+        assert f"{name}.webp" in commands and picture.stat().st_size <= 600_000 and image.open(picture).n_frames >= 12, name
+
+
 @pytest.mark.slow
 def test_pictures_are_drawn_by_steps(tmp_path: Path) -> None:
     files = module("pictures").draw(tmp_path)

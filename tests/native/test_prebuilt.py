@@ -78,14 +78,25 @@ def test_file_that_is_no_library_is_named(folder: Path, capfd: pytest.CaptureFix
     assert str(path) in capfd.readouterr().err
 
 
-def test_levels_follow_from_the_features(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("machine", "best", "levels"),
+    [
+        ("x86_64", "v4", ("v4", "v3", "v2")),
+        ("x86_64", "v3", ("v3", "v2")),
+        ("x86_64", "v2", ("v2",)),
+        ("aarch64", "neon", ("neon",)),
+        ("riscv64", None, ()),
+    ],
+)
+def test_levels_follow_from_the_features(monkeypatch: pytest.MonkeyPatch, machine: str, best: str | None, levels: tuple[str, ...]):
     monkeypatch.undo()
-    monkeypatch.setattr(prebuilt.platform, "machine", lambda: "x86_64")
-    for best, levels in (("v4", ("v4", "v3", "v2")), ("v3", ("v3", "v2")), ("v2", ("v2",))):
-        features = ["x86_64", f"flags: {' '.join(sorted(prebuilt.LEVELS[best]))}"]
-        monkeypatch.setattr(prebuilt, "cpu_features", lambda features=features: features)
-        assert prebuilt.cpu_levels() == levels
-    monkeypatch.setattr(prebuilt, "cpu_features", lambda: ["x86_64", "flags: sse sse2"])
+    monkeypatch.setattr(prebuilt.sys, "platform", "linux")
+    monkeypatch.setattr(prebuilt.platform, "machine", lambda: machine)
+    has = " ".join(sorted(prebuilt.LEVELS[best][1])) if best else "asimd sse"
+    name = "flags" if machine == "x86_64" else "Features"
+    monkeypatch.setattr(prebuilt, "cpu_features", lambda: [machine, f"{name}: {has}"])
+    assert prebuilt.cpu_levels() == levels
+    monkeypatch.setattr(prebuilt, "cpu_features", lambda: [machine, f"{name}: sse fp"])
     assert prebuilt.cpu_levels() == ()
 
 
@@ -106,4 +117,4 @@ def test_version_names_kernel_and_level(folder: Path, capsys: pytest.CaptureFixt
     monkeypatch.delenv("TORCHDOJO_SANITIZE", raising=False)
     assert main.main(["--version"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("torchdojo ") and "prebuilt for x86-64-v2" in said and prebuilt.source_key(sources) in said
+    assert said.startswith("torchdojo ") and "prebuilt for v2" in said and prebuilt.source_key(sources) in said

@@ -125,14 +125,14 @@ available._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def describe() -> str:
     """Which kernel this process uses or would use, its key, and the levels of the CPU, in one line; nothing is compiled."""
-    levels = ", ".join(f"x86-64-{level}" for level in prebuilt.cpu_levels()) or "no level of x86-64"
+    levels = ", ".join(prebuilt.cpu_levels()) or "no level that wheels know"
     try:
         if _switched_off():
             return f"kernel: switched off (TORCHDOJO_NATIVE=0); CPU: {levels}"
         recipe = _read(SOURCES)
         shipped = None if recipe.sanitize else prebuilt.open_prebuilt(recipe.sources)
         if shipped is not None:
-            return f"kernel: prebuilt for x86-64-{shipped[1]}, key {prebuilt.source_key(recipe.sources)}; CPU: {levels}"
+            return f"kernel: prebuilt for {shipped[1]}, key {prebuilt.source_key(recipe.sources)}; CPU: {levels}"
         return f"kernel: compiled for this CPU on first use, key {_with_compiler(recipe).key}; CPU: {levels}"
     except (NativeUnavailable, OSError) as error:
         return f"kernel: not available ({error}); CPU: {levels}"

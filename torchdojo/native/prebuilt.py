@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -26,16 +27,21 @@ VARIABLE = "TORCHDOJO_CPU_LEVEL"
 _V2 = frozenset(["cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"])
 _V3 = _V2 | frozenset(["abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe", "xsave"])
 _V4 = _V3 | frozenset(["avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"])
-#: level of x86-64 -> the features that it needs, as Linux spells them; best first
-LEVELS: dict[str, frozenset[str]] = {"v4": _V4, "v3": _V3, "v2": _V2}
+#: level -> the machine, and the features that it needs, as Linux spells them; best first
+LEVELS: dict[str, tuple[str, frozenset[str]]] = {
+    "v4": ("x86_64", _V4),
+    "v3": ("x86_64", _V3),
+    "v2": ("x86_64", _V2),
+    "neon": ("aarch64", frozenset(["asimd"])),
+}
 
 
 def cpu_levels() -> tuple[str, ...]:
-    """The levels that this CPU has, best first; none where it is not an x86-64."""
-    if platform.machine() not in ("x86_64", "AMD64"):
+    """The levels that this CPU has, best first; none where the system is not Linux, or the machine another one."""
+    if sys.platform != "linux":
         return ()
-    flags = {flag for line in cpu_features() if line.startswith("flags:") for flag in line.split()[1:]}
-    return tuple(level for level, needed in LEVELS.items() if needed <= flags)
+    features = {name for line in cpu_features() if line.startswith(("flags:", "Features:")) for name in line.split()[1:]}
+    return tuple(level for level, (machine, needed) in LEVELS.items() if machine == platform.machine() and needed <= features)
 
 
 def chosen_level() -> str:
