@@ -277,6 +277,7 @@ class Bowl(td.NonlinearContact):
         return 1 - torch.linalg.vector_norm(point, dim=-1)
 
 
+@pytest.mark.slow
 def test_a_surface_of_the_users_own_on_a_body() -> None:
     mech = td.Mechanism(
         {"bowl": td.Body(2.0, (0.5, 0.6, 0.7)), "ball": td.Body(0.5, shape=td.Sphere(0.1))},

@@ -80,6 +80,7 @@ def test_steps_in_minimal_coordinates() -> None:
     assert worst(jacobian - numeric) < 1e-2 * step**0.5
 
 
+@pytest.mark.slow
 def test_limits() -> None:
     mech = cardan_arm(TwoAngles, limits=((-0.5, -math.inf), (0.5, 0.3)))
     assert mech.joints["joint"].limited == ((0,), (0, 1))

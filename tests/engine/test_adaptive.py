@@ -151,6 +151,7 @@ def test_parameters_with_a_batch() -> None:
         assert float((alone.z - together.z[i]).abs().max()) <= 1e-8
 
 
+@pytest.mark.slow
 def test_backends_agree() -> None:
     mech, z = box_on_a_corner(0.02)
     z = mech.rollout(z[[0, 3]], steps=12).z[:, -1]  # shortly before the impacts

@@ -66,6 +66,7 @@ WAYS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_hessians_are_those_of_differences(name: str) -> None:
     mech, step = mechanism(), 1e-5

@@ -271,7 +271,7 @@ def test_randomized_rollouts_and_jacobians_and_rotations() -> None:
 # -- grad_kappa ----------------------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LONG)
 def test_grad_kappa_of_a_call_and_of_each_environment(backend: str) -> None:
     """A number is that of the options; a tensor gives each environment its own, in steps, rollouts and Jacobians."""
     mech = ball(backend, "central_path")

@@ -169,6 +169,7 @@ def test_signed_distance_network_gets_gradients() -> None:
     assert float(report.numeric["contacts.skin.net.2.bias -> state"].abs().max()) > 1e-3
 
 
+@pytest.mark.slow
 def test_signed_distance_network_learns() -> None:
     """The network's bias alone, trained through the bounce, finds the height of the ground that a rollout was made with."""
     torch.manual_seed(1)

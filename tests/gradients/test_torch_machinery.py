@@ -195,6 +195,7 @@ def test_gradcheck(backend: str) -> None:
 # -- second derivatives -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_gradgradcheck() -> None:
     mechanism = ball()
     function = tangent_step(mechanism, rolling(mechanism), 0.1 * torch.randn(6))
@@ -231,6 +232,7 @@ def test_second_derivatives_are_differences_of_first(grad_kappa: float | None) -
         assert bool(exact.any())
 
 
+@pytest.mark.slow
 def test_four_ways_to_the_hessian() -> None:
     """Reverse and forward over reverse mode, reverse over forward mode, double backward; symmetric."""
     mechanism = ball(depenetration_speed=None)  # at 0.01 · randn the ball lies more than a centimeter deep
@@ -254,6 +256,7 @@ def test_four_ways_to_the_hessian() -> None:
     close(torch.func.jvp(torch.func.grad(value), (point,), (along,))[1], hessian @ along)
 
 
+@pytest.mark.slow
 def test_hessian_through_a_rollout_with_parameters() -> None:
     """Four steps of a hopper that lands: mass and friction, against differences of the gradient."""
     mechanism = hopper()

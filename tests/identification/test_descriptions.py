@@ -69,6 +69,7 @@ def interrupt_at(save, monkeypatch, *arguments):
 # -- residual physics --------------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_network_behind_a_stage_of_parameters(syrup, tmp_path, capsys):
     """It learns the drag that the pure model lacks, on throws held back; replay has it, too."""
     config, output = describe(tmp_path, FRICTION, {**NETWORK, "epochs": 40}), tmp_path / "out"
@@ -95,6 +96,7 @@ def test_a_network_behind_a_stage_of_parameters(syrup, tmp_path, capsys):
     assert "Residual.weights: not those of a network with hidden layers [8]" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_corrected_distances_from_a_description(tosses, tmp_path):
     """A cube that is 2.4 mm too large, which a network of distances makes up for."""
@@ -210,6 +212,7 @@ def test_folds_hold_every_throw_back_once():
     assert data.fold((1, 7), seed=5)[1].throw_id.tolist() == data.split(1 / 7, seed=5)[1].throw_id.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_cross_validation(tosses, tmp_path, monkeypatch, capsys):
     config, output = describe(tmp_path, FRICTION), tmp_path / "out"

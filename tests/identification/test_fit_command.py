@@ -195,6 +195,7 @@ def kill_when_there_is_a_checkpoint(stage, output, *arguments):
     assert not checkpoint(output, stage)["identification"]["finished"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_killed_runs_go_on_bit_for_bit(tosses, uninterrupted, tmp_path):
     """kill -9 once the second stage has checkpoints, and is not done; real tosses, below, are killed in the first as well."""

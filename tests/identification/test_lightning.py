@@ -149,6 +149,7 @@ class Drag(ResidualWrench):
         return torch.cat((-0.4 * z[..., 3:6], torch.zeros_like(z[..., 3:6])), dim=-1)
 
 
+@pytest.mark.slow
 def test_networks_of_residual_physics_are_trained_by_the_same_module():
     pure = cube_model(1 / 148, ("friction",))
     data = RecordingsDataModule(recorded(Drag(pure), 6, 40), horizon=4, stride=4, batch_size=8)

@@ -107,7 +107,7 @@ def test_inputs_are_replayed() -> None:
     assert float(misfit.abs().max()) < 1e-5 and solved == 2
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("backend", ["auto", pytest.param("reference", marks=pytest.mark.slow)])
 def test_jacobians_under_inputs(motion: tuple[ParametricMechanism, Recordings], backend: str) -> None:
     """Against central differences; both backends of single steps, with substeps that hold the inputs."""
     model, data = motion

@@ -14,6 +14,7 @@ def residual(start):
     return WindowResidual(cube_model(1 / 148, tuple(TRUTH), start=start), data, Scales(position=5e-4, rotation=9e-3))
 
 
+@pytest.mark.slow
 def test_friction_size_and_restitution_of_exact_recordings():
     costs = []
     solution = multiple_shooting(

@@ -129,6 +129,7 @@ CHANGES: dict[str, Callable[[td.Mechanism], Any]] = {
 }
 
 
+@pytest.mark.slow
 def test_compiled_steps_follow_the_numbers() -> None:
     mechanism = hopper()
     td.actuate(mechanism, {"servo": td.Actuator.position("hip", kp=4.0, kv=0.2)})
@@ -185,6 +186,7 @@ def test_numbers_may_change_between_a_compiled_step_and_its_gradient() -> None:
         loss(value).backward()
 
 
+@pytest.mark.slow
 def test_compiled_controls() -> None:
     mechanism = hopper()
     td.actuate(mechanism, {"servo": td.Actuator.position("hip", kp=4.0, kv=0.2)})

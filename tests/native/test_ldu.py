@@ -268,6 +268,7 @@ def test_bad_graphs() -> None:
 # Numbers.
 
 
+@pytest.mark.slow
 @native
 @pytest.mark.parametrize("symmetric", [False, True], ids=["general", "symmetric"])
 @graphs

@@ -39,6 +39,7 @@ def rod(kind: str = "Revolute", **given: Any) -> td.Mechanism:
     return td.Mechanism({"rod": body}, {"joint": joint}, timestep=0.01, gravity=(0, 0, 0), options=exact())
 
 
+@pytest.mark.slow
 @pytest.mark.sanitize
 def test_kernel_and_reference_agree() -> None:
     """Half of the joints have largest speeds of 1.2, half of which is less than the option of 1."""

@@ -29,6 +29,7 @@ def test_every_joint(spring: bool, damper: bool, actuated: bool) -> None:
     check(mech, z, u, torch.randn(3, 6 * mech.num_bodies))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [{"friction": 2.0}, {"armature": 0.3}], ids=str)
 def test_friction_and_armature_of_every_joint(given: dict[str, float]) -> None:
     mech, z, u = all_joints(False, False, True, 3, **given)
@@ -36,6 +37,7 @@ def test_friction_and_armature_of_every_joint(given: dict[str, float]) -> None:
     check(mech, z, u, torch.randn(3, 6 * mech.num_bodies))
 
 
+@pytest.mark.slow
 @pytest.mark.sanitize
 @pytest.mark.parametrize(("given", "kappa"), [({}, 1e-6), ({"friction": 0.5, "armature": 0.1}, 1e-4)], ids=str)
 def test_limits_of_every_joint(given: dict[str, float], kappa: float) -> None:
@@ -51,7 +53,9 @@ def test_limits_of_every_joint(given: dict[str, float], kappa: float) -> None:
 
 
 @pytest.mark.sanitize
-@pytest.mark.parametrize(("seed", "bodies", "contacts", "roots"), [(1, 5, 6, 1), (2, 16, 12, 3), (3, 40, 10, 1)])
+@pytest.mark.parametrize(
+    ("seed", "bodies", "contacts", "roots"), [(1, 5, 6, 1), (2, 16, 12, 3), pytest.param(3, 40, 10, 1, marks=pytest.mark.slow)]
+)
 def test_random_trees(seed: int, bodies: int, contacts: int, roots: int) -> None:
     mech, z, u = random_tree(seed, bodies, 3, contacts=contacts, roots=roots)
     mech.options = exact()

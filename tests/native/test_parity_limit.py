@@ -99,6 +99,7 @@ def test_impacts_between_shapes(shape: str, other: str) -> None:
     compare(collision(shape, other, False, td.NonlinearContact, restitution=0.7), allowed=1e-8)
 
 
+@pytest.mark.slow
 def test_impacts_of_a_tree() -> None:
     """Bodies that joints connect, and a restitution of its own in each environment."""
     (plain, z, u), generator = random_tree(1, 5, 3, contacts=6), torch.Generator().manual_seed(0)

@@ -62,12 +62,14 @@ def across_chains(seed: int) -> list[Ends]:
     return pairs + [((kind, sizes[kind] - 1), (kind, 0)) for kind in kinds if sizes[kind] > 1]
 
 
+@pytest.mark.slow
 @pytest.mark.sanitize
 def test_couplings_of_every_joint() -> None:
     mech, z, u = coupled(all_joints(True, False, True, 2), across_chains(1), (0.7, -1.3, 2.0))
     check(mech, z, u, torch.randn(2, 6 * mech.num_bodies))
 
 
+@pytest.mark.slow
 @pytest.mark.sanitize
 def test_couplings_with_limits_friction_and_armature() -> None:
     mech, z, u = coupled(close_to_limits(2, friction=0.5, armature=0.1), across_chains(3), (0.7, -1.3))
@@ -85,6 +87,7 @@ def coupled_tree(seed: int, bodies: int, contacts: int, roots: int, count: int) 
     return coupled(sample, pairs, (1.0, -1.0, 0.4, -2.5))
 
 
+@pytest.mark.slow
 @pytest.mark.sanitize
 @pytest.mark.parametrize(
     ("seed", "bodies", "contacts", "roots", "count"), [(1, 6, 4, 1, 3), (2, 16, 8, 3, 8), (3, 30, 6, 1, 12), (4, 12, 0, 1, 6)]

@@ -129,6 +129,7 @@ def test_minimal_coordinates_of_split_steps(backend: str) -> None:
     assert float((by_state[0] - wanted).abs().max()) < 1e-6 * float(wanted.abs().max())
 
 
+@pytest.mark.slow
 def test_violent_steps_agree() -> None:
     """Kernel and reference split the same steps of quadrupeds at rest and with spinning legs, after equally many iterations."""
     mech = td.models.quadruped(timestep=0.02)

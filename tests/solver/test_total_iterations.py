@@ -31,7 +31,7 @@ def fingers(**options: object) -> tuple[td.Mechanism, Tensor]:
 
 
 @needs_kernel
-@pytest.mark.parametrize("bound", [4, 19, 55])
+@pytest.mark.parametrize("bound", [4, 19, pytest.param(55, marks=pytest.mark.slow)])
 def test_a_doomed_step_takes_as_many_iterations_in_both_backends(bound: int) -> None:
     """With few iterations per attempt, small bounds end in every rung of the ladder, half steps included."""
     outs = []

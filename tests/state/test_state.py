@@ -212,6 +212,7 @@ def test_closing_a_stretched_loop() -> None:
     assert (mechanism.joint_errors(z).abs() <= 1e-9).all()
 
 
+@pytest.mark.slow
 def test_gradients_of_closed_states() -> None:
     """To given coordinates and rates, and to the parameters of the loop, where nothing else is free."""
     mechanism = four_bar(ground=1.2)
@@ -239,6 +240,7 @@ def test_closing_a_straight_chain_that_is_too_long() -> None:
     assert (mechanism.joint_errors(one_step_earlier(z)).abs() <= 1e-9).all()
 
 
+@pytest.mark.slow
 def test_loops_that_cannot_close_say_by_how_much() -> None:
     mechanism = four_bar(ground=5.0)  # rods of 3 m do not reach
     with pytest.raises(ValueError, match=r"cannot be closed at these joint coordinates: .*joint 'pin' by 2 m and 0 rad stays open"):
@@ -254,6 +256,7 @@ def test_loops_that_cannot_close_say_by_how_much() -> None:
         four_bar(ground=1.2).initial_state(**rates)
 
 
+@pytest.mark.slow
 def test_trainable_loop_joints_do_not_make_torch_warn() -> None:
     """The size of a gap is a number for a message, so no gradient goes through it."""
     for ground in (1.2, 5.0):

@@ -37,9 +37,10 @@ RIGHT: dict[str, Callable[[], dict[str, Any]]] = {
 # As in tests/elements/test_joint_mechanics.py: the kinds of coordinates there are; the other joints combine them.
 SHOWN = ("Fixed", "Prismatic", "Revolute", "Orbital", "Spherical", "Floating")
 COMBINED = [name for name in joints.JOINT_TYPES if name not in SHOWN]
+LONG = [*COMBINED, "coupling", "all of a hinge", "cardan with limits", "pyramid between bodies"]  # five seconds and more
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in COMBINED)) for name in RIGHT])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in RIGHT])
 def test_right_elements_pass(name: str) -> None:
     arguments = RIGHT[name]()
     element = arguments["element"]

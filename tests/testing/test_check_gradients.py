@@ -72,6 +72,7 @@ def counted(mech: td.Mechanism, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return sizes
 
 
+@pytest.mark.slow
 def test_weights_and_fields_take_as_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     for joint, tensors in ((Rod("a", "b"), 3), (FieldRod("a", "b"), 2)):
         mech, z = two_bodies(joint)
