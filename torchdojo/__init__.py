@@ -34,6 +34,8 @@ from torchdojo.elements.joints import (
 )
 from torchdojo.elements.manifolds import contact_manifold, contacts_between
 from torchdojo.elements.near_contact import near_contacts
+from torchdojo.elements.tendon import Tendon
+from torchdojo.elements.tendon_paths import FixedTendon, Pulley, SpatialTendon, Wrap
 from torchdojo.elements.touching import Filter
 from torchdojo.engine.adaptive import AdaptiveOptions
 from torchdojo.engine.contact_report import ContactReport, TouchingPair
@@ -75,6 +77,7 @@ __all__ = [
     "Filter",
     "Fixed",
     "FixedOrientation",
+    "FixedTendon",
     "Floating",
     "FreeOrbital",
     "FreeRevolute",
@@ -104,20 +107,24 @@ __all__ = [
     "Posture",
     "Prismatic",
     "PrismaticOrbital",
+    "Pulley",
     "RandomizedSmoothing",
     "Revolute",
     "Sensor",
     "Shape",
     "Site",
     "SolverOptions",
+    "SpatialTendon",
     "Sphere",
     "Spherical",
     "StandardJoint",
     "Status",
     "StepOutput",
+    "Tendon",
     "TouchingPair",
     "Trajectory",
     "Visual",
+    "Wrap",
     "actuate",
     "combine",
     "contact_manifold",

@@ -21,6 +21,8 @@ from torchdojo.elements.element import Element, Pose, Twist, previous_pose
 from torchdojo.elements.joint_cones import JointFriction, JointLimits
 from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import Floating, Joint, StandardJoint
+from torchdojo.elements.tendon import Tendon
+from torchdojo.elements.tendon_paths import FixedTendon
 from torchdojo.elements.together import contacts_by_kind
 from torchdojo.elements.velocity_limits import JointVelocityLimits
 from torchdojo.parameters import Modules, PhysicalModule, broadcast_shapes, check_tensor, plain_class, require, short
@@ -34,9 +36,15 @@ from torchdojo.state.unknowns import UnknownLayout
 
 __all__ = ["BodyState", "Structure"]
 
-SINGULAR = {"bodies": "body", "joints": "joint", "contacts": "contact", "couplings": "coupling"}
+SINGULAR = {"bodies": "body", "joints": "joint", "contacts": "contact", "couplings": "coupling", "tendons": "tendon"}
 MOST_SHOWN = 32  # parts of a kind in the representation
-KINDS: dict[str, type[nn.Module]] = {"bodies": Body, "joints": Joint, "contacts": Contact, "couplings": JointCoupling}
+KINDS: dict[str, type[nn.Module]] = {
+    "bodies": Body,
+    "joints": Joint,
+    "contacts": Contact,
+    "couplings": JointCoupling,
+    "tendons": Tendon,
+}
 DERIVED = "layout", "_tree_joints", "_has_loops", "_num_coordinates", "_free_joints", "backends"  # of a mechanism, from its modules
 
 
@@ -54,7 +62,7 @@ class BodyState(NamedTuple):
 
 
 class Structure(PhysicalModule):
-    """Bodies, joints, contacts and couplings by name; `Mechanism` explains the arguments."""
+    """Bodies, joints, contacts, couplings and tendons by name; `Mechanism` explains the arguments."""
 
     fields: ClassVar[dict[str, int]] = {"timestep": 0, "gravity": 1}
     timestep: Tensor
@@ -63,10 +71,13 @@ class Structure(PhysicalModule):
     joints: nn.ModuleDict
     contacts: nn.ModuleDict
     couplings: nn.ModuleDict
+    tendons: nn.ModuleDict
     actuators: Actuators | None
     state_dtype: torch.dtype = torch.float64  #: of the states that `initial_state` builds; `.float()` changes it, and no number
 
-    def __init__(self, bodies: Modules, joints: Modules, contacts: Modules, couplings: Modules, timestep: Any, gravity: Any) -> None:
+    def __init__(
+        self, bodies: Modules, joints: Modules, contacts: Modules, couplings: Modules, tendons: Modules, timestep: Any, gravity: Any
+    ) -> None:
         super().__init__()
         self.timestep = timestep
         self.gravity = gravity
@@ -76,7 +87,7 @@ class Structure(PhysicalModule):
         self._free_joints: frozenset[str] = frozenset()  # names of the joints that bodies get to which no other joint leads
         #: Positions of each element's numbers in the unknown of the step and in u.
         self.layout: UnknownLayout
-        self._assemble(bodies=bodies, joints=joints, contacts=contacts, couplings=couplings)
+        self._assemble(bodies=bodies, joints=joints, contacts=contacts, couplings=couplings, tendons=tendons)
         self._claim()
 
     # -- building, and edits afterwards --------------------------------------------------------------------------------------------------
@@ -105,7 +116,7 @@ class Structure(PhysicalModule):
         super().__delattr__(name)
 
     def _edit(self, kind: str, modules: Modules) -> None:
-        """Take other modules as bodies, joints, contacts or couplings, and lay out the mechanism anew: `mech.contacts["tip"] = ...`.
+        """Take other modules as bodies, joints, contacts, couplings or tendons, and lay out the mechanism anew: `mech.contacts["tip"] = ...`.
 
         The result is the mechanism that would be built of these modules. Bodies that lose their last joint get a free one, and bodies that
         get a joint lose their free one. Solutions for warm starts change. Edits that raise leave the mechanism as it was.
@@ -126,19 +137,21 @@ class Structure(PhysicalModule):
         joints = {**before["joints"], **given.get("joints", {})}
         derived = {name: self.__dict__.get(name) for name in DERIVED}
         rows = [(joint, joint.kept_rows) for joint in joints.values() if isinstance(joint, StandardJoint)]
-        ends = [(coupling, coupling.joints) for coupling in [*before["couplings"].values(), *given.get("couplings", {}).values()]]
+        runs = [part for kind in ("couplings", "tendons") for part in (*before[kind].values(), *given.get(kind, {}).values())]
+        ends = [(part, part.joints) for part in runs if isinstance(part, (JointCoupling, FixedTendon))]
         try:
             self._refuse_edit(before["joints"], given)
-            for coupling in before["couplings"].values():
-                coupling.joints = ()
+            for part in (*before["couplings"].values(), *before["tendons"].values()):
+                if isinstance(part, (JointCoupling, FixedTendon)):
+                    part.joints = ()
             self._assemble(**given)
         except Exception:
             for kind, modules in before.items():
                 getattr(self, kind)._hold(modules)
             for joint, kept in rows:
                 joint.kept_rows = kept
-            for coupling, old in ends:
-                coupling.joints = old
+            for part, old in ends:
+                part.joints = old
             self.__dict__.update({name: value for name, value in derived.items() if value is not None})
             raise
         for kind, modules in before.items():
@@ -186,6 +199,11 @@ class Structure(PhysicalModule):
         for kind in ("joints", "contacts"):
             for name, element in (joints if kind == "joints" else parts[kind]).items():
                 self._check_bodies(f"{kind[:-1]} {name!r}", element, parts["bodies"])
+        for name, tendon in parts["tendons"].items():
+            if not isinstance(tendon, FixedTendon):
+                self._check_bodies(f"tendon {name!r}", tendon, parts["bodies"])
+            if tendon.num_inputs and name in joints:
+                raise ValueError(f"tendons: {name!r} is actuated, and is the name of a joint, too; inputs need names of their own, rename it")
         children = {joint.child for joint in joints.values()}
         added = {f"world_to_{name}": name for name in parts["bodies"] if name not in children}
         for name, body in added.items():
@@ -202,6 +220,12 @@ class Structure(PhysicalModule):
                 coupling.attach(self.named_joints())
             except ValueError as error:
                 raise ValueError(f"coupling {name!r}: {error}") from error
+        for name, tendon in self.named_tendons().items():
+            if isinstance(tendon, FixedTendon):
+                try:
+                    tendon.attach(self.named_joints())
+                except ValueError as error:
+                    raise ValueError(f"tendon {name!r}: {error}") from error
         check_ranges(self.named_couplings(), self.named_joints())
         set_kept_rows(list(self.bodies), self.named_joints())
         self._lay_out()
@@ -260,7 +284,7 @@ class Structure(PhysicalModule):
     # -- modules -------------------------------------------------------------------------------------------------------------------------
 
     def named_bodies(self) -> Mapping[str, Body]:
-        """`bodies` with the type of its values, like the next three."""
+        """`bodies` with the type of its values, like the next four."""
         return cast(Mapping[str, Body], self.bodies)
 
     def named_joints(self) -> Mapping[str, Joint]:
@@ -272,12 +296,14 @@ class Structure(PhysicalModule):
     def named_couplings(self) -> Mapping[str, JointCoupling]:
         return cast(Mapping[str, JointCoupling], self.couplings)
 
+    def named_tendons(self) -> Mapping[str, Tendon]:
+        return cast(Mapping[str, Tendon], self.tendons)
+
     def elements(self) -> dict[str, Element]:
-        """All joints, couplings and contacts ("joints.NAME", ...), and the elements that act on joints: "limits.NAME", "frictions.NAME",
-        "velocity_limits.NAME", "drives.NAME"."""
-        pairs = [
-            (f"{kind}.{name}", element) for kind in ("joints", "couplings", "contacts") for name, element in getattr(self, kind).items()
-        ]
+        """All joints, couplings, tendons and contacts ("joints.NAME", ...), and the elements that act on joints: "limits.NAME",
+        "frictions.NAME", "velocity_limits.NAME", "drives.NAME"."""
+        kinds = ("joints", "couplings", "tendons", "contacts")
+        pairs = [(f"{kind}.{name}", element) for kind in kinds for name, element in getattr(self, kind).items()]
         standard = {name: joint for name, joint in self.named_joints().items() if isinstance(joint, StandardJoint)}
         pairs += [(f"limits.{name}", JointLimits(joint)) for name, joint in self.named_joints().items() if any(joint.limited)]
         pairs += [(f"velocity_limits.{name}", JointVelocityLimits(joint)) for name, joint in standard.items() if joint.velocity_limited]
@@ -321,7 +347,7 @@ class Structure(PhysicalModule):
 
         - "joints.NAME" of a standard joint: multipliers of the constrained translations, then rotations.
         - "contacts.NAME": γ; (γ, ξ₁, ξ₂, ξ₃) with a friction cone; (γ, ψ, β) with a pyramid. `NonlinearContact` gives the order of couples.
-        - "couplings.NAME": the impulse on the follower's coordinate.
+        - "couplings.NAME": the impulse on the follower's coordinate. "tendons.NAME": the impulse along the length, positive where it pushes.
         - "limits.NAME" of a joint with limits: γ of the lower sides that act, coordinates in order, then of the upper sides.
         - "velocity_limits.NAME" of a joint with limits of speed: γ of the lower sides, rates of −v, then of the upper sides.
         - "frictions.NAME" of a joint with friction: p of all free coordinates, then q. The friction impulse is (p − q)/2.
@@ -335,7 +361,7 @@ class Structure(PhysicalModule):
 
     @property
     def input_layout(self) -> dict[str, slice]:
-        """Slices of each actuated joint's inputs in u: name -> slice."""
+        """Slices of the inputs of actuated joints and tendons in u: name -> slice."""
         return dict(self.layout.inputs)
 
     # -- checks --------------------------------------------------------------------------------------------------------------------------

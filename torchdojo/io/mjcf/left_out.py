@@ -37,15 +37,12 @@ def report_model(compiled: CompiledMjcf, names: Sequence[str], findings: Finding
         mocap,
         "they stay where the file has them; soft joints of the constraints to them move what they lead",
     )
-    acting = [
-        i
-        for i in range(model.ntendon)
-        if model.tendon_limited[i]
-        or any(np.any(_of(model, f"tendon_{key}")[i]) for key in ("stiffness", "damping", "frictionloss", "armature"))
-    ]
-    findings.add("ignored", "tendons", [tendon_label(model, i) for i in acting], "their springs, dampers, friction and limits do not act")
-    plain = [tendon_label(model, i) for i in range(model.ntendon) if i not in acting]
-    findings.add("ignored", "tendons without forces", plain, "they have none", "none")
+    for key, law in (("limited", "limits"), ("frictionloss", "friction"), ("armature", "armature")):
+        with_law = [tendon_label(model, i) for i in range(model.ntendon) if np.any(_of(model, f"tendon_{key}")[i])]
+        findings.add("ignored", f"{law} of tendons", with_law, "they do not act")
+    curved = [i for i in range(model.ntendon) if any(np.any(_of(model, f"tendon_{key}poly")[i]) for key in ("stiffness", "damping"))]
+    labels = [tendon_label(model, i) for i in curved]
+    findings.add("approximated", "springs and dampers of tendons", labels, "they are not linear and keep their linear part")
     if model.opt.density or model.opt.viscosity:
         medium = f"density {float(model.opt.density):g} kg/m^3, viscosity {float(model.opt.viscosity):g} Pa s"
         findings.add("ignored", "the medium", medium, "there is no drag")

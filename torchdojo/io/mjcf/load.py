@@ -16,6 +16,7 @@ from torchdojo.io.meshes import Folders, MeshMode
 from torchdojo.io.mjcf.description import MjcfInfo, read_mjcf
 from torchdojo.io.mjcf.sensors import add_sensors
 from torchdojo.io.mjcf.state import keyframes
+from torchdojo.io.mjcf.tendons import add_tendons
 from torchdojo.io.pairs import between_bodies, of_geometry
 from torchdojo.io.report import LoadReport, announce
 from torchdojo.io.robot import Ground, assemble
@@ -123,9 +124,10 @@ def load_mjcf(
         slots=slots,
         remedy="repair_inertia=True takes the nearest possible inertia",
     )
+    left_out = add_tendons(mech, robot, ()).entries()
     _actuate(mech, robot, servos)
     mech.poses.update(keyframes(mech, robot))
-    left_out = add_sensors(mech, robot).entries()
+    left_out = (*left_out, *add_sensors(mech, robot).entries())
     mech.load_report = LoadReport(robot.path, (*mech.load_report.entries, *left_out))
     announce(mech, strict)
     return mech
