@@ -39,6 +39,7 @@ from torchdojo.elements.tendon_paths import FixedTendon, Pulley, SpatialTendon, 
 from torchdojo.elements.touching import Filter
 from torchdojo.engine.adaptive import AdaptiveOptions
 from torchdojo.engine.contact_report import ContactReport, TouchingPair
+from torchdojo.engine.drives import Drive, Drives
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalTrajectory
 from torchdojo.engine.schedules import KappaSchedule
@@ -73,6 +74,8 @@ __all__ = [
     "Cylinder",
     "Cylindrical",
     "CylindricalFree",
+    "Drive",
+    "Drives",
     "Ellipsoid",
     "Filter",
     "Fixed",

@@ -20,6 +20,7 @@ from torchdojo.engine.adaptive import AdaptiveOptions, adaptive_options
 from torchdojo.engine.backend import check_given, visiting
 from torchdojo.engine.backends import Backends
 from torchdojo.engine.contact_report import ContactReport, contact_report
+from torchdojo.engine.drives import Drives
 from torchdojo.engine.feedback import Given
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalPolicy, MinimalTrajectory
@@ -90,6 +91,7 @@ class Mechanism(TendonSpace, Sensing):
     poses: dict[str | int, Keyframe]
     scenery: tuple[Visual, ...] = ()  #: solids of the world that are only drawn, world frame
     load_report: Any = None  #: what the reader of a robot file did with its content (`torchdojo.io.LoadReport`)
+    drives: Drives | None = None  #: actuators with activations, or on tendons and sites, of a file or of the user's own
     part_names: tuple[str, ...] = ()  #: of a scene: the mechanisms and bodies that `td.combine` put together
 
     def __init__(

@@ -81,3 +81,45 @@ HUNG = """
   </tendon>
 </mujoco>
 """
+
+#: Two links with every kind of activation, on joints, tendons and a site.
+DRIVEN = """
+<mujoco>
+  <option gravity="0 0 -9.81" timestep="0.001" integrator="implicitfast"><flag contact="disable"/></option>
+  <default><geom density="1000" contype="0" conaffinity="0"/><joint damping="0.1"/></default>
+  <worldbody>
+    <site name="high" pos="0.04 0 0.62"/>
+    <site name="back" pos="-0.05 0 0.5"/>
+    <body name="upper" pos="0 0 0.5">
+      <joint name="shoulder" axis="0 1 0"/>
+      <geom type="capsule" fromto="0 0 0 0.3 0 0" size="0.03"/>
+      <site name="biceps" pos="0.05 0 0.04"/>
+      <site name="triceps" pos="0.05 0 -0.04"/>
+      <body name="fore" pos="0.3 0 0">
+        <joint name="elbow" axis="0 1 0"/>
+        <geom name="pin" type="sphere" size="0.035"/>
+        <geom type="capsule" fromto="0 0 0 0.25 0 0" size="0.02"/>
+        <site name="radius" pos="0.06 0 0.03"/>
+        <site name="ulna" pos="0.05 0 -0.03"/>
+        <site name="tip" pos="0.25 0.01 0.02" euler="20 30 0"/>
+      </body>
+    </body>
+  </worldbody>
+  <tendon>
+    <spatial name="flexor" damping="0.5"><site site="biceps"/><geom geom="pin"/><site site="radius"/></spatial>
+    <spatial name="extensor"><site site="triceps"/><site site="ulna"/></spatial>
+    <spatial name="cable" stiffness="30" springlength="0.1"><site site="high"/><site site="triceps"/></spatial>
+    <fixed name="gear"><joint joint="shoulder" coef="0.5"/><joint joint="elbow" coef="-1"/></fixed>
+  </tendon>
+  <actuator>
+    <muscle name="pull" tendon="flexor" force="80" lengthrange="0.2 0.4" timeconst="0.01 0.05"/>
+    <muscle name="push" tendon="extensor" force="60" lengthrange="0.2 0.4" tausmooth="0.2"/>
+    <position name="servo" joint="elbow" kp="2"/>
+    <general name="winch" tendon="cable" dyntype="filterexact" dynprm="0.03" gainprm="20" biastype="affine" biasprm="1 -2 -0.1" forcerange="-15 15"/>
+    <general name="slow" joint="shoulder" dyntype="filter" dynprm="0.02" gainprm="3" actearly="true"/>
+    <intvelocity name="creep" joint="elbow" kp="1" actrange="-1 1"/>
+    <motor name="jet" site="tip" gear="0.5 0.2 1 0.02 0.01 0" ctrlrange="-1 1"/>
+    <motor name="twist" tendon="gear" gear="0.3"/>
+  </actuator>
+</mujoco>
+"""

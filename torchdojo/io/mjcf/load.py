@@ -14,6 +14,7 @@ from torchdojo.elements.near_rule import Near
 from torchdojo.elements.touching import Filter
 from torchdojo.io.meshes import Folders, MeshMode
 from torchdojo.io.mjcf.description import MjcfInfo, read_mjcf
+from torchdojo.io.mjcf.drives import add_drives, driven_tendons
 from torchdojo.io.mjcf.sensors import add_sensors
 from torchdojo.io.mjcf.state import keyframes
 from torchdojo.io.mjcf.tendons import add_tendons
@@ -124,10 +125,11 @@ def load_mjcf(
         slots=slots,
         remedy="repair_inertia=True takes the nearest possible inertia",
     )
-    left_out = add_tendons(mech, robot, ()).entries()
+    tendons = add_tendons(mech, robot, driven_tendons(robot))
     _actuate(mech, robot, servos)
     mech.poses.update(keyframes(mech, robot))
-    left_out = (*left_out, *add_sensors(mech, robot).entries())
+    found = (tendons, add_drives(mech, robot), add_sensors(mech, robot))
+    left_out = [entry for findings in found for entry in findings.entries()]
     mech.load_report = LoadReport(robot.path, (*mech.load_report.entries, *left_out))
     announce(mech, strict)
     return mech
