@@ -112,8 +112,8 @@ DRIVEN = """
     <fixed name="gear"><joint joint="shoulder" coef="0.5"/><joint joint="elbow" coef="-1"/></fixed>
   </tendon>
   <actuator>
-    <muscle name="pull" tendon="flexor" force="80" lengthrange="0.2 0.4" timeconst="0.01 0.05"/>
-    <muscle name="push" tendon="extensor" force="60" lengthrange="0.2 0.4" tausmooth="0.2"/>
+    <muscle name="pull" tendon="flexor" force="40" lengthrange="0.2 0.4" timeconst="0.01 0.05"/>
+    <muscle name="push" tendon="extensor" force="30" lengthrange="0.2 0.4" tausmooth="0.2"/>
     <position name="servo" joint="elbow" kp="2"/>
     <general name="winch" tendon="cable" dyntype="filterexact" dynprm="0.03" gainprm="20" biastype="affine" biasprm="1 -2 -0.1" forcerange="-15 15"/>
     <general name="slow" joint="shoulder" dyntype="filter" dynprm="0.02" gainprm="3" actearly="true"/>

@@ -257,7 +257,7 @@ class SpatialTendon(Tendon):
         finish()
         self.site_bodies, self.side_bodies = tuple(site_bodies), tuple(side_bodies)
         self.surfaces, self.spans = tuple(surfaces), tuple(spans)
-        self._bodies = tuple(self._names)
+        self.bodies = tuple(self._names)
         del self._sites, self._names
         present = {"points": 2, **({"centers": 2, "turns": 2, "radii": 1} if frames else {})}
         present |= ({"sides": 2} if sides else {}) | ({"divisors": 1} if divisors else {})
@@ -287,7 +287,7 @@ class SpatialTendon(Tendon):
         return self._names.index(site.body)
 
     def _description(self) -> list[str]:
-        return [" - ".join(name or "world" for name in self._bodies), f"{len(self.site_bodies)} sites, {len(self.surfaces)} surfaces"]
+        return [" - ".join(name or "world" for name in self.bodies), f"{len(self.site_bodies)} sites, {len(self.surfaces)} surfaces"]
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         value = super().check_field(name, value)
@@ -301,7 +301,7 @@ class SpatialTendon(Tendon):
 
     @property
     def body_names(self) -> tuple[str | None, ...]:
-        return self._bodies
+        return self.bodies
 
     def kind(self) -> tuple[object, ...]:
         return (*super().kind(), self.site_bodies, self.side_bodies, self.surfaces, self.spans, self.implicit, self.actuated)
