@@ -22,7 +22,6 @@ from torchdojo.elements.joint_cones import JointFriction, JointLimits
 from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import Floating, Joint, StandardJoint
 from torchdojo.elements.tendon import Tendon
-from torchdojo.elements.tendon_paths import FixedTendon
 from torchdojo.elements.together import contacts_by_kind
 from torchdojo.elements.velocity_limits import JointVelocityLimits
 from torchdojo.parameters import Modules, PhysicalModule, broadcast_shapes, check_tensor, plain_class, require, short
@@ -38,13 +37,7 @@ __all__ = ["BodyState", "Structure"]
 
 SINGULAR = {"bodies": "body", "joints": "joint", "contacts": "contact", "couplings": "coupling", "tendons": "tendon"}
 MOST_SHOWN = 32  # parts of a kind in the representation
-KINDS: dict[str, type[nn.Module]] = {
-    "bodies": Body,
-    "joints": Joint,
-    "contacts": Contact,
-    "couplings": JointCoupling,
-    "tendons": Tendon,
-}
+KINDS: dict[str, type[nn.Module]] = dict(zip(SINGULAR, (Body, Joint, Contact, JointCoupling, Tendon), strict=True))
 DERIVED = "layout", "_tree_joints", "_has_loops", "_num_coordinates", "_free_joints", "backends"  # of a mechanism, from its modules
 
 
@@ -116,7 +109,7 @@ class Structure(PhysicalModule):
         super().__delattr__(name)
 
     def _edit(self, kind: str, modules: Modules) -> None:
-        """Take other modules as bodies, joints, contacts, couplings or tendons, and lay out the mechanism anew: `mech.contacts["tip"] = ...`.
+        """Take other modules as bodies, joints, contacts, couplings or tendons, and lay all out anew: `mech.contacts["tip"] = ...`.
 
         The result is the mechanism that would be built of these modules. Bodies that lose their last joint get a free one, and bodies that
         get a joint lose their free one. Solutions for warm starts change. Edits that raise leave the mechanism as it was.
@@ -138,12 +131,11 @@ class Structure(PhysicalModule):
         derived = {name: self.__dict__.get(name) for name in DERIVED}
         rows = [(joint, joint.kept_rows) for joint in joints.values() if isinstance(joint, StandardJoint)]
         runs = [part for kind in ("couplings", "tendons") for part in (*before[kind].values(), *given.get(kind, {}).values())]
-        ends = [(part, part.joints) for part in runs if isinstance(part, (JointCoupling, FixedTendon))]
+        ends = [(part, part.joints) for part in runs]
         try:
             self._refuse_edit(before["joints"], given)
             for part in (*before["couplings"].values(), *before["tendons"].values()):
-                if isinstance(part, (JointCoupling, FixedTendon)):
-                    part.joints = ()
+                part.joints = ()
             self._assemble(**given)
         except Exception:
             for kind, modules in before.items():
@@ -196,14 +188,9 @@ class Structure(PhysicalModule):
             raise ValueError("Mechanism: got no bodies; give at least one, bodies={'name': td.Body(mass=..., inertia=...)}")
         free = {name: own["joints"][name] for name in self._free_joints}
         joints = {name: joint for name, joint in parts["joints"].items() if free.get(name) is not joint}
-        for kind in ("joints", "contacts"):
+        for kind in ("joints", "contacts", "tendons"):
             for name, element in (joints if kind == "joints" else parts[kind]).items():
                 self._check_bodies(f"{kind[:-1]} {name!r}", element, parts["bodies"])
-        for name, tendon in parts["tendons"].items():
-            if not isinstance(tendon, FixedTendon):
-                self._check_bodies(f"tendon {name!r}", tendon, parts["bodies"])
-            if tendon.num_inputs and name in joints:
-                raise ValueError(f"tendons: {name!r} is actuated, and is the name of a joint, too; inputs need names of their own, rename it")
         children = {joint.child for joint in joints.values()}
         added = {f"world_to_{name}": name for name in parts["bodies"] if name not in children}
         for name, body in added.items():
@@ -215,23 +202,17 @@ class Structure(PhysicalModule):
         for kind, modules in parts.items():
             getattr(self, kind)._hold(modules)
         self._free_joints = frozenset(added)
-        for name, coupling in self.named_couplings().items():
+        for part, label in [(part, f"{SINGULAR[k]} {name!r}") for k in ("couplings", "tendons") for name, part in getattr(self, k).items()]:
             try:
-                coupling.attach(self.named_joints())
+                part.attach(self.named_joints())
             except ValueError as error:
-                raise ValueError(f"coupling {name!r}: {error}") from error
-        for name, tendon in self.named_tendons().items():
-            if isinstance(tendon, FixedTendon):
-                try:
-                    tendon.attach(self.named_joints())
-                except ValueError as error:
-                    raise ValueError(f"tendon {name!r}: {error}") from error
+                raise ValueError(f"{label}: {error}") from error
         check_ranges(self.named_couplings(), self.named_joints())
         set_kept_rows(list(self.bodies), self.named_joints())
         self._lay_out()
 
     def _check_bodies(self, label: str, element: Element, bodies: Mapping[str, Body]) -> None:
-        if len(set(element.body_names)) < len(element.body_names):
+        if len(set(element.body_names)) < len(element.body_names) and not isinstance(element, Tendon):
             raise ValueError(f"{label} is between {element.body_names}; allowed: different bodies")
         for body in element.body_names:
             if body is not None and body not in bodies:
@@ -302,8 +283,7 @@ class Structure(PhysicalModule):
     def elements(self) -> dict[str, Element]:
         """All joints, couplings, tendons and contacts ("joints.NAME", ...), and the elements that act on joints: "limits.NAME",
         "frictions.NAME", "velocity_limits.NAME", "drives.NAME"."""
-        kinds = ("joints", "couplings", "tendons", "contacts")
-        pairs = [(f"{kind}.{name}", element) for kind in kinds for name, element in getattr(self, kind).items()]
+        pairs = [(f"{k}.{name}", e) for k in ("joints", "couplings", "tendons", "contacts") for name, e in getattr(self, k).items()]
         standard = {name: joint for name, joint in self.named_joints().items() if isinstance(joint, StandardJoint)}
         pairs += [(f"limits.{name}", JointLimits(joint)) for name, joint in self.named_joints().items() if any(joint.limited)]
         pairs += [(f"velocity_limits.{name}", JointVelocityLimits(joint)) for name, joint in standard.items() if joint.velocity_limited]
@@ -347,7 +327,8 @@ class Structure(PhysicalModule):
 
         - "joints.NAME" of a standard joint: multipliers of the constrained translations, then rotations.
         - "contacts.NAME": γ; (γ, ξ₁, ξ₂, ξ₃) with a friction cone; (γ, ψ, β) with a pyramid. `NonlinearContact` gives the order of couples.
-        - "couplings.NAME": the impulse on the follower's coordinate. "tendons.NAME": the impulse along the length, positive where it pushes.
+        - "couplings.NAME": the impulse on the follower's coordinate.
+        - "tendons.NAME": the impulse along the length, positive where it pushes.
         - "limits.NAME" of a joint with limits: γ of the lower sides that act, coordinates in order, then of the upper sides.
         - "velocity_limits.NAME" of a joint with limits of speed: γ of the lower sides, rates of −v, then of the upper sides.
         - "frictions.NAME" of a joint with friction: p of all free coordinates, then q. The friction impulse is (p − q)/2.

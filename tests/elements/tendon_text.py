@@ -36,7 +36,8 @@ ARM = """
     <fixed name="sum" stiffness="30" damping="0.4" springlength="0.02">
       <joint joint="shoulder" coef="0.04"/><joint joint="elbow" coef="-0.03"/><joint joint="rail" coef="0.5"/>
     </fixed>
-    <spatial name="straight" stiffness="150" damping="1.5" springlength="0.3"><site site="w1"/><site site="u1"/><site site="f1"/><site site="s1"/></spatial>
+    <spatial name="straight" stiffness="150" damping="1.5" springlength="0.3">
+      <site site="w1"/><site site="u1"/><site site="f1"/><site site="s1"/></spatial>
     <spatial name="sphere" stiffness="80" springlength="0.1 0.3"><site site="u1"/><geom geom="ball"/><site site="f2"/></spatial>
     <spatial name="sphere_side"><site site="u2"/><geom geom="ball" sidesite="above"/><site site="f1"/></spatial>
     <spatial name="cylinder" damping="0.8"><site site="u2"/><geom geom="pin"/><site site="f2"/></spatial>
@@ -115,7 +116,8 @@ DRIVEN = """
     <muscle name="pull" tendon="flexor" force="40" lengthrange="0.2 0.4" timeconst="0.01 0.05"/>
     <muscle name="push" tendon="extensor" force="30" lengthrange="0.2 0.4" tausmooth="0.2"/>
     <position name="servo" joint="elbow" kp="2"/>
-    <general name="winch" tendon="cable" dyntype="filterexact" dynprm="0.03" gainprm="20" biastype="affine" biasprm="1 -2 -0.1" forcerange="-15 15"/>
+    <general name="winch" tendon="cable" dyntype="filterexact" dynprm="0.03" gainprm="20"
+      biastype="affine" biasprm="1 -2 -0.1" forcerange="-15 15"/>
     <general name="slow" joint="shoulder" dyntype="filter" dynprm="0.02" gainprm="3" actearly="true"/>
     <intvelocity name="creep" joint="elbow" kp="1" actrange="-1 1"/>
     <motor name="jet" site="tip" gear="0.5 0.2 1 0.02 0.01 0" ctrlrange="-1 1"/>

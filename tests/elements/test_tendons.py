@@ -196,7 +196,7 @@ def test_what_is_refused() -> None:
         mech.tendons["new"] = td.FixedTendon({("hip", 1): 1.0})
     with pytest.raises(ValueError, match="refers to body 'toe'"):
         mech.tendons["new"] = td.SpatialTendon([a, td.Site("toe")])
-    with pytest.raises(ValueError, match="is the name of a joint, too"):
+    with pytest.raises(ValueError, match="is the name of an actuated joint, too"):
         mech.tendons["hip"] = td.SpatialTendon([a, b], actuated=True)
     assert list(mech.tendons) == ["string", "sum"]
 

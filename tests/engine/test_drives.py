@@ -166,9 +166,9 @@ def test_what_is_refused() -> None:
         with pytest.raises(ValueError, match=words):
             td.Drives(mech, {"d": drive})
     mech.tendons["idle"] = td.FixedTendon({"knuckle": 0.1})
-    with pytest.raises(ValueError, match="has no input; allowed"):
+    with pytest.raises(ValueError, match=r"has no input; allowed"):
         td.Drives(mech, {"d": td.Drive(tendon="idle")})
-    with pytest.raises(ValueError, match="allowed: None for all of mech.actuators"):
+    with pytest.raises(ValueError, match=r"allowed: None for all of mech.actuators"):
         td.Drives(mech, {"d": None})
     z = mech.initial_state()
     with pytest.raises(ValueError, match=r"ctrl: got \(2,\); allowed: a tensor \(..., 3\)"):

@@ -85,8 +85,8 @@ def muscle_rate(ctrl: Tensor, act: Tensor, numbers: Tensor) -> Tensor:
     """ȧ of a muscle [1/s], (...), as Millard et al. (2013), doi 10.1115/1.4023390, have it; MuJoCo's mju_muscleDynamics.
 
     Args:
-        ctrl, act: (...), clamped to [0, 1]. numbers: (..., 3): time constants of activation and deactivation [s], width of the switch, where
-            zero is a hard one.
+        ctrl, act: (...), clamped to [0, 1].
+        numbers: (..., 3): time constants of activation and deactivation [s], width of the switch between them; zero: a hard one.
     """
     scale = 0.5 + 1.5 * act.clamp(0, 1)
     excess = ctrl.clamp(0, 1) - act

@@ -125,7 +125,9 @@ class JointCoupling(Element):
 
     @property
     def stacked_fields(self) -> dict[str, int]:
-        shared = {f"{end}_{name}": ndim for end, joint in zip(ENDS, self.joints, strict=True) for name, ndim in kinematic_fields(joint).items()}
+        shared = {
+            f"{end}_{name}": ndim for end, joint in zip(ENDS, self.joints, strict=True) for name, ndim in kinematic_fields(joint).items()
+        }
         return {**self.fields, **shared}
 
     def kind(self) -> tuple[object, ...]:

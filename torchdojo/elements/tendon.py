@@ -16,14 +16,14 @@ The gradient of the straight parts is made of opposite forces along one line, so
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from torchdojo.elements.element import Element, Motion, Pose
-from torchdojo.elements.joint import pulled_back
+from torchdojo.elements.joint import Joint, pulled_back
 from torchdojo.parameters import as_tensor, require
 
 __all__ = ["Path", "Tendon"]
@@ -42,8 +42,7 @@ class Path(NamedTuple):
     def rate(self, twists: Sequence[Any]) -> Tensor:
         """Rate of the length at twists of the bodies [m/s], (...)."""
         parts = [
-            (force * twist.v).sum(-1) + (torque * twist.omega).sum(-1)
-            for (force, torque), twist in zip(self.pulls, twists, strict=True)
+            (force * twist.v).sum(-1) + (torque * twist.omega).sum(-1) for (force, torque), twist in zip(self.pulls, twists, strict=True)
         ]
         return torch.stack(torch.broadcast_tensors(*parts), dim=0).sum(0)
 
@@ -73,6 +72,8 @@ class Tendon(Element):
     damping: Tensor
     rest_lower: Tensor
     rest_upper: Tensor
+    #: joints that the path runs over, which `attach` finds
+    joints: tuple[Joint, ...] = ()
 
     def __init__(
         self, *, stiffness: Any = 0.0, damping: Any = 0.0, rest: Any = 0.0, implicit: bool = False, actuated: bool = False
@@ -96,6 +97,9 @@ class Tendon(Element):
         if name in ("stiffness", "damping"):
             require(value >= 0, self.label(name), value, "numbers >= 0")
         return value
+
+    def attach(self, joints: Mapping[str, Joint]) -> None:
+        """Find the joints that the path refers to by name, in the mechanism that gets the tendon. Default: there are none."""
 
     # -- the path ------------------------------------------------------------------------------------------------------------------------
 

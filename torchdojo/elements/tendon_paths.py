@@ -61,8 +61,7 @@ class FixedTendon(Tendon):
         values = [as_tensor(value, self.label("coefficients")).double() for value in joints.values()]
         self.coefficients = torch.stack(torch.broadcast_tensors(*values), dim=-1)
         self.offset = offset
-        #: the joints, no submodules of this one; () until a mechanism is built with it
-        self.joints: tuple[Joint, ...] = ()
+        self.joints: tuple[Joint, ...] = ()  # no submodules of this one; () until a mechanism is built with it
 
     def _description(self) -> list[str]:
         return [", ".join(name if not i else f"{name}[{i}]" for name, i in self.places)]
@@ -220,7 +219,10 @@ class SpatialTendon(Tendon):
         radii: list[Tensor] = []
         sides: list[Tensor] = []
         divisors: list[Tensor] = []
-        site_bodies, side_bodies, surfaces, spans = [], [], [], []
+        site_bodies: list[int] = []
+        side_bodies: list[int] = []
+        surfaces: list[Surface] = []
+        spans: list[Span] = []
         last, pending, count = -1, -1, 0  # the last site of the branch, the surface behind it, sites of the branch
 
         def finish() -> None:
@@ -274,7 +276,9 @@ class SpatialTendon(Tendon):
     def _site(self, given: Any) -> Frame:
         if isinstance(given, str):
             if given not in self._sites:
-                raise ValueError(f"SpatialTendon: got the site {given!r}; sites are {list(self._sites)}; give sites=mech.sites, or td.Site(...)")
+                raise ValueError(
+                    f"SpatialTendon: got the site {given!r}; sites are {list(self._sites)}; give sites=mech.sites, or td.Site(...)"
+                )
             return self._sites[given]
         if not all(hasattr(given, name) for name in ("body", "position", "orientation")):
             raise TypeError(f"SpatialTendon: got {type(given).__name__} in its path; allowed: td.Site, names, td.Wrap, td.Pulley")
@@ -339,9 +343,7 @@ class SpatialTendon(Tendon):
             center = pose.point(self.centers[..., span.surface, :])
             turn = quat.multiply(pose.q, self.turns[..., span.surface, :])
             side = None if surface.side < 0 else poses[self.side_bodies[surface.side]].point(self.sides[..., surface.side, :])
-            wraps, first, second, arc = wrap(
-                start, end, center, turn, self.radii[..., span.surface], cylinder=surface.cylinder, side=side
-            )
+            wraps, first, second, arc = wrap(start, end, center, turn, self.radii[..., span.surface], cylinder=surface.cylinder, side=side)
             touching = wraps[..., None]
             way, along = _straight(start, torch.where(touching, first, end))
             back, away = _straight(torch.where(touching, second, start), end)

@@ -37,7 +37,7 @@ class Drive:
     """An actuator with a law of its own; numbers, or tensors (...,) that may carry a graph.
 
     Args:
-        joint, coordinate, tendon, site: what it drives, one of these: a coordinate of an actuated joint, an actuated tendon, or a `td.Site`.
+        joint, coordinate, tendon, site: what it drives, one: a coordinate of an actuated joint, an actuated tendon, a `td.Site`.
         gear: length per coordinate or tendon length, and force per force; of a site six numbers, force and torque in its frame.
         dynamics, dynamics_numbers: how its activation follows the control, a name in `DYNAMICS`.
         gain, gain_numbers, bias, bias_numbers: its force, names in `FORCES`.
@@ -131,7 +131,7 @@ class DriveTrajectory(NamedTuple):
 
 
 class Drives:
-    """The drives of a mechanism, by name: ``drives = td.Drives(mech, {...})``, then ``drives.rollout(z, ctrl)``. `mech.drives` may hold them.
+    """The drives of a mechanism, by name: ``mech.drives = td.Drives(mech, {...})``, then ``mech.drives.rollout(z, ctrl)``.
 
     Controls (..., n) and forces are in the order of `names`, activations (..., na) in the order of `activated`. Nothing is hidden: a step
     takes the activations and returns them, and so does a rollout, whose periods hold their control over `repeat` steps.
@@ -167,11 +167,15 @@ class Drives:
             if target not in getattr(mech, f"{kind}s"):
                 raise ValueError(f"drive {name!r}: got the {kind} {target!r}; {kind}s are {list(getattr(mech, f'{kind}s'))}")
             if target not in mech.input_layout:
-                raise ValueError(f"drive {name!r}: the {kind} {target!r} has no input; allowed: {list(mech.input_layout)}; build it actuated=True")
+                raise ValueError(
+                    f"drive {name!r}: the {kind} {target!r} has no input; allowed: {list(mech.input_layout)}; build it actuated=True"
+                )
         if drive.joint is not None and drive.joint not in mech.coordinate_places():
             raise ValueError(f"drive {name!r}: the joint {drive.joint!r} closes a loop; allowed: {list(mech.coordinate_places())}")
         if drive.joint is not None and drive.coordinate not in range(mech.joints[drive.joint].num_coordinates):
-            raise ValueError(f"drive {name!r}: got coordinate {drive.coordinate}; {drive.joint!r} has {mech.joints[drive.joint].num_coordinates}")
+            raise ValueError(
+                f"drive {name!r}: got coordinate {drive.coordinate}; {drive.joint!r} has {mech.joints[drive.joint].num_coordinates}"
+            )
         if drive.site is not None and drive.site.body not in mech.bodies:
             raise ValueError(f"drive {name!r}: got a site on {drive.site.body!r}; bodies are {list(mech.bodies)}")
 
@@ -335,8 +339,18 @@ class Drives:
         def stack(values: list[Tensor]) -> Tensor:
             return torch.stack([value.expand(*z.shape[:-1], value.shape[-1]) for value in values], dim=-2)
 
-        counts = (torch.stack([getattr(out, name) for out in outs], -1) for name in ("status", "iterations", "substeps"))
-        path = Trajectory(stack(states), stack(given), stack([out.impulses for out in outs]), *counts, stack([outs[-1].solution.detach()]))
+        status, iterations, substeps = (
+            torch.stack([getattr(out, name) for out in outs], -1) for name in ("status", "iterations", "substeps")
+        )
+        path = Trajectory(
+            stack(states),
+            stack(given),
+            stack([out.impulses for out in outs]),
+            status,
+            iterations,
+            substeps,
+            stack([outs[-1].solution.detach()]),
+        )
         return DriveTrajectory(path, stack(acts), stack(forces))
 
     def _check_size(self, name: str, value: Tensor, size: int) -> None:

@@ -417,8 +417,6 @@ def _driven(env: Locomotion, mech: Mechanism, friction: float, body_contacts: bo
     couplings = dict(mech.named_couplings())
     gravity, options = mech.gravity.detach(), dataclasses.replace(mech.options)
     tendons = dict(mech.named_tendons())
-    result = Mechanism(
-        dict(mech.named_bodies()), joints, contacts, couplings=couplings, tendons=tendons, gravity=gravity, options=options
-    )
+    result = Mechanism(dict(mech.named_bodies()), joints, contacts, couplings=couplings, tendons=tendons, gravity=gravity, options=options)
     actuate(result, servos)
     return result

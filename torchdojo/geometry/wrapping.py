@@ -63,10 +63,10 @@ def wrap(
     d = [torch.stack(((v * x).sum(-1), (v * y).sum(-1)), dim=-1) for v in p]
     flat = None if s is None else torch.stack(((s * x).sum(-1), (s * y).sum(-1)), dim=-1)
     valid = (_norm(p[0]) > SMALLEST) & (_norm(p[1]) > SMALLEST) & (radius > SMALLEST)
-    wraps, first, second, arc = _around(*d, radius, valid, flat)
+    wraps, first, second, arc = _around(d[0], d[1], radius, valid, flat)
     if s is not None:
         within = (_norm(s) < radius).detach()
-        inner, contact = _inside(*d, radius, valid & within)
+        inner, contact = _inside(d[0], d[1], radius, valid & within)
         wraps = torch.where(within, inner, wraps)
         first, second = (torch.where(within[..., None], contact, point) for point in (first, second))
         arc = torch.where(within, 0.0, arc)
@@ -76,12 +76,11 @@ def wrap(
         ways = [_norm(_keep(wraps, (a - b)[..., :2])) for a, b in ((p[0], first), (p[1], second))]
         rise = (p[1] - p[0])[..., 2] / (ways[0] + arc + ways[1])
         heights = p[0][..., 2] + rise * ways[0], p[0][..., 2] + rise * (ways[0] + arc)
-        first, second = (torch.cat((point[..., :2], height[..., None]), dim=-1) for point, height in zip((first, second), heights, strict=True))
+        first, second = (
+            torch.cat((point[..., :2], height[..., None]), dim=-1) for point, height in zip((first, second), heights, strict=True)
+        )
         arc = arc * (1 + rise * rise).sqrt()
-    points = [
-        torch.where(wraps[..., None], center + quat.rotate(turn, local), other)
-        for local, other in ((first, start), (second, end))
-    ]
+    points = [torch.where(wraps[..., None], center + quat.rotate(turn, local), other) for local, other in ((first, start), (second, end))]
     return Wrapped(wraps, points[0], points[1], torch.where(wraps, arc, 0.0))
 
 

@@ -49,7 +49,7 @@ def combine(
 ) -> Mechanism:
     """One mechanism of several: ``td.combine(arm=td.load("arm.urdf"), crate=td.Body(2.0, shape=td.Box((.2, .2, .2))), floor=td.Plane())``.
 
-    The bodies, joints, contacts, couplings, tendons, actuators and poses of a mechanism get its name in front, "robot/hand". A body has the name of
+    Parts, actuators and poses of a mechanism get its name in front, "robot/hand". A body has the name of
     its part, and floats. Shapes and planes stand still in the world. `mech.part("robot")` has the places of a part's numbers in the state,
     the coordinates, the inputs and the controls, which follow the order of the parts. States of parts side by side are one of the scene.
     ``mech.initial_state(robot={"pose": "home", "hip": 0.3}, crate={"position": (0, 0, 1)})`` gives values by part. `mech.poses` has the

@@ -1,6 +1,6 @@
 """Copies of the modules of a mechanism under other names, which share the numbers that require grad.
 
-Joints, contacts, couplings and tendons refer to bodies and joints by name, so a mechanism that becomes a part of a scene needs modules of its own.
+Joints, contacts, couplings and tendons refer to bodies and joints by name, so a part of a scene needs modules of its own.
 A tensor that requires grad is the same in both, so that gradients reach the original. All other numbers are copied.
 """
 

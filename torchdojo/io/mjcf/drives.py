@@ -18,7 +18,7 @@ from torchdojo.mechanism import Mechanism
 
 __all__ = ["add_drives", "driven_tendons"]
 
-EXPLICIT = "they act in mech.drives.step and mech.drives.rollout, with forces of the state before each step; step(ctrl=) has only the others"
+EXPLICIT = "they act in mech.drives.step and .rollout, with forces of the state before each step; mech.step(ctrl=) has only others"
 
 
 def driven_tendons(robot: MjcfInfo) -> set[int]:
@@ -28,7 +28,7 @@ def driven_tendons(robot: MjcfInfo) -> set[int]:
 
 
 def add_drives(mech: Mechanism, robot: MjcfInfo) -> Findings:
-    """Give the mechanism `mech.drives`, if the file has actuators for them: controls of all actuators that act, in the order of the file."""
+    """Give the mechanism `mech.drives`, if the file has actuators for them: all actuators that act, in the order of the file."""
     model, findings = robot.compiled.model, Findings()
     names = {drive.number: name for name, drive in robot.drives.items()}
     drives: dict[str, Drive | None] = {}
@@ -79,16 +79,18 @@ def _drive(mech: Mechanism, robot: MjcfInfo, i: int, findings: Findings, name: s
         target = {"joint": joint, "coordinate": coordinate, "gear": sign * float(gear[0]), "length0": zero}
         if model.jnt_actfrclimited[number]:
             findings.add("ignored", "largest forces of drives on joints", joint, "their sum is not clipped")
-    if np.any(getattr(model, "actuator_damping", np.zeros(model.nu))[i]) or np.any(getattr(model, "actuator_armature", np.zeros(model.nu))[i]):
+    if np.any(getattr(model, "actuator_damping", np.zeros(model.nu))[i]) or np.any(
+        getattr(model, "actuator_armature", np.zeros(model.nu))[i]
+    ):
         findings.add("ignored", "damping and armature of drives", name, "they do not act")
     gain, bias = (GAINS[int(getattr(model, f"actuator_{key}type")[i])] for key in ("gain", "bias"))
-    numbers = {}
+    numbers: dict[str, Any] = {}
     for key, law in (("gain", gain), ("bias", bias)):
         given = getattr(model, f"actuator_{key}prm")[i][: 9 if law == "muscle" else 3].copy()
         if law == "fixed":
             given[1 if key == "gain" else 0 :] = 0.0
         numbers |= {key: "muscle" if law == "muscle" else "affine", f"{key}_numbers": given.tolist()}
-    lengths = tuple(float(value) for value in model.actuator_lengthrange[i])
+    lengths = _range(model.actuator_lengthrange[i])
     clamped = not disabled(model, "CLAMPCTRL")
     return Drive(
         **target,
