@@ -37,7 +37,7 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_paths_are_mujocos(text: str, states: int, tmp_path: Path) -> None:
     path = tmp_path / "model.xml"
     path.write_text(text)
-    mech, robot = load_mjcf(path, contacts=None), read_mjcf(path)
+    mech, robot = load_mjcf(path, contacts=None, tendons=True), read_mjcf(path)
     model = robot.compiled.model
     data, names, wrapped = mujoco.MjData(model), list(mech.tendons), set()
     for seed in range(states):
@@ -62,7 +62,7 @@ def test_paths_are_mujocos(text: str, states: int, tmp_path: Path) -> None:
 
 
 def test_moment_arms_are_derivatives_of_lengths(arm: Path) -> None:
-    mech = load_mjcf(arm, contacts=None)
+    mech = load_mjcf(arm, contacts=None, tendons=True)
     torch.manual_seed(0)
     q, qd = 0.4 * torch.randn(2, 4).double(), torch.randn(2, 4).double()
     arms = mech.tendon_moment_arms(q)
@@ -121,7 +121,7 @@ def test_motion_is_mujocos(arm: Path) -> None:
     moved = data.qpos - model.qpos0
     errors = []
     for h in (2e-3, 1e-3):
-        mech = load_mjcf(arm, contacts=None, timestep=h)
+        mech = load_mjcf(arm, contacts=None, tendons=True, timestep=h)
         mech.options = td.SolverOptions(backend="reference")
         path = swing(mech, round(0.1 / h))
         assert not path.status.any()

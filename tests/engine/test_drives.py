@@ -32,7 +32,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def loaded(path: Path, **options: object) -> td.Mechanism:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report says that drives are explicit
-        mech = load_mjcf(path, contacts=None, servos="explicit", **options)
+        mech = load_mjcf(path, contacts=None, servos="explicit", tendons=True, **options)
     mech.options = td.SolverOptions(backend="reference")
     return mech
 

@@ -34,6 +34,7 @@ def add_drives(mech: Mechanism, robot: MjcfInfo) -> Findings:
     drives: dict[str, Drive | None] = {}
     shared = () if mech.actuators is None else mech.actuators.names
     lost: list[str] = []
+    elsewhere: list[str] = []
     for i in range(model.nu):
         name = names.get(i) or str(model.actuator(i).name) or f"actuator{i}"
         if name in shared:
@@ -41,10 +42,12 @@ def add_drives(mech: Mechanism, robot: MjcfInfo) -> Findings:
         elif taken(model, i):
             drive = _drive(mech, robot, i, findings, name)
             if drive is None:
-                lost.append(name)
+                (elsewhere if on_tendon(model, i) else lost).append(name)
             else:
                 drives[name] = drive
     findings.add("ignored", "actuators", lost, "what they drive is not in the mechanism, or has no input")
+    reason = "their tendons do not act; load(tendons=True) has them, and the reference takes the steps"
+    findings.add("ignored", "actuators of tendons, sites and bodies", elsewhere, reason)
     own = [name for name, drive in drives.items() if drive is not None]
     if own:
         mech.drives = Drives(mech, drives)

@@ -31,9 +31,15 @@ def site_in(link: LinkInfo, position: Any, quaternion: Any, **zone: Any) -> Site
     return Site(link.body, place.tolist(), from_rotation_matrix(torch.as_tensor(rotation)), **zone)
 
 
-def add_tendons(mech: Mechanism, robot: MjcfInfo, driven: Collection[int]) -> Findings:
-    """Give the mechanism the tendons of the file; what it cannot have, by reason. driven: MJCF ids of tendons that get an input."""
+def add_tendons(mech: Mechanism, robot: MjcfInfo, wanted: bool, driven: Collection[int]) -> Findings:
+    """Give the mechanism the tendons of the file, if they are wanted; what it does not have, by reason.
+
+    driven: MJCF ids of tendons that get an input.
+    """
     reader = _Reader(mech, robot)
+    reader.report(wanted, driven)
+    if not wanted:
+        return reader.findings
     tendons: dict[str, Tendon] = {}
     for i in range(reader.model.ntendon):
         tendon = reader.tendon(i, i in driven)
@@ -50,6 +56,28 @@ class _Reader:
         self.links: list[LinkInfo] = [WORLD, *robot.links.values()]
         self.places = {label: (name, i, sign) for name, entries in robot.coordinates.items() for i, (label, sign) in enumerate(entries)}
         self.findings = Findings()
+
+    def report(self, wanted: bool, driven: Collection[int]) -> None:
+        """Note the laws that tendons do not have here; all tendons, if they are not wanted."""
+        model, add = self.model, self.findings.add
+
+        def having(*keys: str) -> list[int]:
+            return [i for i in range(model.ntendon) if any(np.any(getattr(model, f"tendon_{key}", np.zeros(i + 1))[i]) for key in keys)]
+
+        def labels(numbers: Collection[int]) -> list[str]:
+            return [tendon_label(model, i) for i in numbers]
+
+        if not wanted:
+            acting = sorted({*having("limited", "stiffness", "damping", "frictionloss", "armature"), *driven})
+            add("ignored", "tendons", labels(acting), "they do not act; load(tendons=True) has them, and the reference takes the steps")
+            plain = [i for i in range(model.ntendon) if i not in acting]
+            add("ignored", "tendons without forces", labels(plain), "they have none", "none")
+            return
+        for key, law in (("limited", "limits"), ("frictionloss", "friction"), ("armature", "armature")):
+            add("ignored", f"{law} of tendons", labels(having(key)), "they do not act")
+        curved = labels(having("stiffnesspoly", "dampingpoly"))
+        add("approximated", "springs and dampers of tendons", curved, "they are not linear and keep their linear part")
+        add("ignored", "tendons that yield", labels(having("springyield")), "they do not yield")
 
     def tendon(self, i: int, actuated: bool) -> Tendon | None:
         model, label = self.model, tendon_label(self.model, i)
