@@ -211,3 +211,31 @@ def test_kernel_leaves_tendons_to_the_reference_with_a_word() -> None:
     mech.options = td.SolverOptions(backend="native")
     with pytest.raises(RuntimeError, match=r"tendons\.string"):
         mech.step(z)
+
+
+def test_scenes_carry_tendons() -> None:
+    mech = two_links(stiffness=30.0, damping=0.5, rest=0.2)
+    scene = td.combine(left=mech, right=two_links(damping=0.1))
+    assert list(scene.tendons) == ["left/string", "left/sum", "right/string", "right/sum"]
+    pose = {"hip": {"q": 0.4, "qd": 1.0}, "knee": {"q": 0.8}}
+    z = scene.initial_state(**{f"left/{name}": value for name, value in pose.items()})
+    together = scene.step(z, torch.tensor([0.1, 0.2, 0.0, 0.0, 0.3, 0.0]).double()).z
+    alone = mech.step(mech.initial_state(**pose), torch.tensor([0.1, 0.2, 0.3]).double()).z
+    torch.testing.assert_close(together[:26], alone, rtol=0, atol=1e-10)
+    assert mech.tendons["sum"].joints[0] is mech.joints["hip"] and scene.tendons["left/sum"].joints[0] is scene.joints["left/hip"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["fixed", "spatial"])
+def test_tendons_are_elements_like_others(kind: str) -> None:
+    """Momentum, batches, `vmap`, copies, float32 and gradients."""
+    joints = {"hip": td.Revolute(None, "a"), "slide": td.Prismatic("a", "b", axis=(1, 0, 0))}
+    laws = {"stiffness": 20.0, "damping": 0.5, "rest": 0.1, "actuated": True}
+    if kind == "fixed":
+        td.testing.check_element(td.FixedTendon({"hip": 0.1, "slide": -0.5}, **laws), joints=joints)
+        return
+    path = [
+        td.Site(None, (0.5, 0, 0.1)), td.Wrap(td.Site("a"), 0.2, side=td.Site("a", (0, 0.3, 0))), td.Site("b", (-0.4, 0.1, 0)),
+        td.Pulley(2.0), td.Site(None, (0, 0.5, 0)), td.Wrap(td.Site("a"), 0.1, "cylinder"), td.Site("b", (0.1, -0.4, 0.2)),
+    ]  # fmt: skip
+    td.testing.check_element(td.SpatialTendon(path, **laws))

@@ -315,9 +315,9 @@ class SpatialTendon(Tendon):
         moments: list[list[Tensor]] = [[] for _ in poses]
         total: Tensor | float = 0.0
         for way, weight, parts in self._parts(poses):
-            total = total + weight * way
+            total = total + (way if weight is None else weight * way)
             for body, point, force in parts:
-                weighted = torch.as_tensor(weight)[..., None] * force
+                weighted = force if weight is None else weight[..., None] * force
                 forces[body].append(weighted)
                 moments[body].append(quat.cross(point - poses[body].x, weighted))
         zero = torch.zeros_like(poses[0].x)
@@ -327,11 +327,11 @@ class SpatialTendon(Tendon):
         ]
         return Path(cast(Tensor, total), pulls)
 
-    def _parts(self, poses: Sequence[Pose]) -> Iterator[tuple[Tensor, Any, list[tuple[int, Tensor, Tensor]]]]:
-        """Per span: its length, its weight, and (body, point, force) of a unit of tension, as derivatives of the length."""
+    def _parts(self, poses: Sequence[Pose]) -> Iterator[tuple[Tensor, Tensor | None, list[tuple[int, Tensor, Tensor]]]]:
+        """Per span: its length, its weight (None: 1), and (body, point, force) of a unit of tension, as derivatives of the length."""
         points = [poses[body].point(self.points[..., i, :]) for i, body in enumerate(self.site_bodies)]
         for span in self.spans:
-            weight = 1 / self.divisors[..., span.pulley] if span.pulley >= 0 else 1.0
+            weight = 1 / self.divisors[..., span.pulley] if span.pulley >= 0 else None
             start, end = points[span.start], points[span.end]
             ends = self.site_bodies[span.start], self.site_bodies[span.end]
             if span.surface < 0:

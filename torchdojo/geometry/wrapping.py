@@ -137,7 +137,8 @@ def _around(a: Tensor, b: Tensor, radius: Tensor, valid: Tensor, side: Tensor | 
     clockwise = (turned < 0) ^ forced
     arc = torch.where(forced, 2 * torch.pi - between, between)
     ends = []
-    for point, sign in ((a, torch.where(clockwise, -1.0, 1.0)), (b, torch.where(clockwise, 1.0, -1.0))):
+    way = torch.where(clockwise, -torch.ones_like(turned), torch.ones_like(turned))
+    for point, sign in ((a, way), (b, -way)):
         over = (point * point).sum(-1) - r * r
         # A point on the circle itself is its own tangent point: no derivative of the root there.
         root = torch.where(over > 0, torch.where(over > 0, over, 1.0).sqrt(), 0.0)
