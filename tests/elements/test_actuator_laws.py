@@ -21,7 +21,7 @@ def numbers(rng: np.random.Generator) -> np.ndarray:
 
 def test_muscles_are_mujocos() -> None:
     rng, worst = np.random.default_rng(0), np.zeros(3)
-    for _ in range(600):
+    for _ in range(300):
         prm, lengths = numbers(rng), np.array([0.2, 0.5]) + rng.uniform(-0.1, 0.1, 2)
         length, velocity, acc0 = rng.uniform(0, 0.9), rng.normal(), rng.uniform(0.1, 3)
         times, (ctrl, act) = np.array([0.01, 0.04, rng.choice([0.0, 0.3])]), rng.uniform(-0.5, 1.5, 2)

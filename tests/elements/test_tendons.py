@@ -148,7 +148,7 @@ def test_gradients_agree_with_differences() -> None:
     z = mech.initial_state(hip={"q": 0.4, "qd": 1.0}, knee={"q": 0.8, "qd": -2.0})
     u = torch.tensor([0.1, -0.2, 0.5]).double()
     assert mech.input_layout == {"hip": slice(0, 1), "knee": slice(1, 2), "sum": slice(2, 3)}
-    report = td.testing.check_gradients(mech, z, u, parameters=["tendons.string", "tendons.sum"], directions=1)
+    report = td.testing.check_gradients(mech, z, u, parameters=["tendons.string"], directions=1)
     assert report.max_relative_error < 1e-6, report
 
 
