@@ -34,9 +34,12 @@ from torchdojo.elements.joints import (
 )
 from torchdojo.elements.manifolds import contact_manifold, contacts_between
 from torchdojo.elements.near_contact import near_contacts
+from torchdojo.elements.tendon import Tendon
+from torchdojo.elements.tendon_paths import FixedTendon, Pulley, SpatialTendon, Wrap
 from torchdojo.elements.touching import Filter
 from torchdojo.engine.adaptive import AdaptiveOptions
 from torchdojo.engine.contact_report import ContactReport, TouchingPair
+from torchdojo.engine.drives import Drive, Drives
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalTrajectory
 from torchdojo.engine.schedules import KappaSchedule
@@ -71,10 +74,13 @@ __all__ = [
     "Cylinder",
     "Cylindrical",
     "CylindricalFree",
+    "Drive",
+    "Drives",
     "Ellipsoid",
     "Filter",
     "Fixed",
     "FixedOrientation",
+    "FixedTendon",
     "Floating",
     "FreeOrbital",
     "FreeRevolute",
@@ -104,20 +110,24 @@ __all__ = [
     "Posture",
     "Prismatic",
     "PrismaticOrbital",
+    "Pulley",
     "RandomizedSmoothing",
     "Revolute",
     "Sensor",
     "Shape",
     "Site",
     "SolverOptions",
+    "SpatialTendon",
     "Sphere",
     "Spherical",
     "StandardJoint",
     "Status",
     "StepOutput",
+    "Tendon",
     "TouchingPair",
     "Trajectory",
     "Visual",
+    "Wrap",
     "actuate",
     "combine",
     "contact_manifold",

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.dynamics import energy
-from torchdojo.dynamics.joint_space import JointSpace
+from torchdojo.dynamics.tendon_space import TendonSpace
 from torchdojo.elements.contacts import Contact, NonlinearContact
 from torchdojo.elements.near_rule import Near, NearRule
 from torchdojo.elements.touching import Solids, added, on_ground, removed
@@ -20,6 +20,7 @@ from torchdojo.engine.adaptive import AdaptiveOptions, adaptive_options
 from torchdojo.engine.backend import check_given, visiting
 from torchdojo.engine.backends import Backends
 from torchdojo.engine.contact_report import ContactReport, contact_report
+from torchdojo.engine.drives import Drives
 from torchdojo.engine.feedback import Given
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalPolicy, MinimalTrajectory
@@ -53,13 +54,14 @@ if TYPE_CHECKING:
 __all__ = ["Mechanism", "StepOutput", "Trajectory"]
 
 
-class Mechanism(JointSpace, Sensing):
+class Mechanism(TendonSpace, Sensing):
     """Bodies, joints and contacts, stepped with hard contact and differentiated through the step.
 
     Args:
         bodies, joints, contacts: modules by name (a mapping, or (name, module) pairs). Joints and contacts refer to bodies by name. A body
             that no joint leads to gets an unactuated `Floating` joint to the world, named "world_to_<body>".
         couplings: `td.JointCoupling` modules by name, which refer to joints by name.
+        tendons: `td.FixedTendon` and `td.SpatialTendon` modules by name.
         timestep: h [s], (...,), positive. gravity: [m/s²], world frame, (..., 3).
         options: `td.SolverOptions`; may be replaced at any time (`mech.options = ...`).
 
@@ -89,6 +91,7 @@ class Mechanism(JointSpace, Sensing):
     poses: dict[str | int, Keyframe]
     scenery: tuple[Visual, ...] = ()  #: solids of the world that are only drawn, world frame
     load_report: Any = None  #: what the reader of a robot file did with its content (`torchdojo.io.LoadReport`)
+    drives: Drives | None = None  #: actuators with activations, or on tendons and sites, of a file or of the user's own
     part_names: tuple[str, ...] = ()  #: of a scene: the mechanisms and bodies that `td.combine` put together
 
     def __init__(
@@ -98,11 +101,12 @@ class Mechanism(JointSpace, Sensing):
         contacts: Modules = (),
         *,
         couplings: Modules = (),
+        tendons: Modules = (),
         timestep: Any = 0.01,
         gravity: Any = (0.0, 0.0, -9.81),
         options: SolverOptions | None = None,
     ) -> None:
-        super().__init__(bodies, joints, contacts, couplings, timestep, gravity)
+        super().__init__(bodies, joints, contacts, couplings, tendons, timestep, gravity)
         self.poses = {}
         self.options = options or SolverOptions()
         warn_of_stiff_springs(self)

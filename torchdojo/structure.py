@@ -21,6 +21,7 @@ from torchdojo.elements.element import Element, Pose, Twist, previous_pose
 from torchdojo.elements.joint_cones import JointFriction, JointLimits
 from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import Floating, Joint, StandardJoint
+from torchdojo.elements.tendon import Tendon
 from torchdojo.elements.together import contacts_by_kind
 from torchdojo.elements.velocity_limits import JointVelocityLimits
 from torchdojo.parameters import Modules, PhysicalModule, broadcast_shapes, check_tensor, plain_class, require, short
@@ -34,9 +35,9 @@ from torchdojo.state.unknowns import UnknownLayout
 
 __all__ = ["BodyState", "Structure"]
 
-SINGULAR = {"bodies": "body", "joints": "joint", "contacts": "contact", "couplings": "coupling"}
+SINGULAR = {"bodies": "body", "joints": "joint", "contacts": "contact", "couplings": "coupling", "tendons": "tendon"}
 MOST_SHOWN = 32  # parts of a kind in the representation
-KINDS: dict[str, type[nn.Module]] = {"bodies": Body, "joints": Joint, "contacts": Contact, "couplings": JointCoupling}
+KINDS: dict[str, type[nn.Module]] = dict(zip(SINGULAR, (Body, Joint, Contact, JointCoupling, Tendon), strict=True))
 DERIVED = "layout", "_tree_joints", "_has_loops", "_num_coordinates", "_free_joints", "backends"  # of a mechanism, from its modules
 
 
@@ -54,7 +55,7 @@ class BodyState(NamedTuple):
 
 
 class Structure(PhysicalModule):
-    """Bodies, joints, contacts and couplings by name; `Mechanism` explains the arguments."""
+    """Bodies, joints, contacts, couplings and tendons by name; `Mechanism` explains the arguments."""
 
     fields: ClassVar[dict[str, int]] = {"timestep": 0, "gravity": 1}
     timestep: Tensor
@@ -63,10 +64,13 @@ class Structure(PhysicalModule):
     joints: nn.ModuleDict
     contacts: nn.ModuleDict
     couplings: nn.ModuleDict
+    tendons: nn.ModuleDict
     actuators: Actuators | None
     state_dtype: torch.dtype = torch.float64  #: of the states that `initial_state` builds; `.float()` changes it, and no number
 
-    def __init__(self, bodies: Modules, joints: Modules, contacts: Modules, couplings: Modules, timestep: Any, gravity: Any) -> None:
+    def __init__(
+        self, bodies: Modules, joints: Modules, contacts: Modules, couplings: Modules, tendons: Modules, timestep: Any, gravity: Any
+    ) -> None:
         super().__init__()
         self.timestep = timestep
         self.gravity = gravity
@@ -76,7 +80,7 @@ class Structure(PhysicalModule):
         self._free_joints: frozenset[str] = frozenset()  # names of the joints that bodies get to which no other joint leads
         #: Positions of each element's numbers in the unknown of the step and in u.
         self.layout: UnknownLayout
-        self._assemble(bodies=bodies, joints=joints, contacts=contacts, couplings=couplings)
+        self._assemble(bodies=bodies, joints=joints, contacts=contacts, couplings=couplings, tendons=tendons)
         self._claim()
 
     # -- building, and edits afterwards --------------------------------------------------------------------------------------------------
@@ -105,7 +109,7 @@ class Structure(PhysicalModule):
         super().__delattr__(name)
 
     def _edit(self, kind: str, modules: Modules) -> None:
-        """Take other modules as bodies, joints, contacts or couplings, and lay out the mechanism anew: `mech.contacts["tip"] = ...`.
+        """Take other modules as bodies, joints, contacts, couplings or tendons, and lay all out anew: `mech.contacts["tip"] = ...`.
 
         The result is the mechanism that would be built of these modules. Bodies that lose their last joint get a free one, and bodies that
         get a joint lose their free one. Solutions for warm starts change. Edits that raise leave the mechanism as it was.
@@ -126,19 +130,20 @@ class Structure(PhysicalModule):
         joints = {**before["joints"], **given.get("joints", {})}
         derived = {name: self.__dict__.get(name) for name in DERIVED}
         rows = [(joint, joint.kept_rows) for joint in joints.values() if isinstance(joint, StandardJoint)]
-        ends = [(coupling, coupling.joints) for coupling in [*before["couplings"].values(), *given.get("couplings", {}).values()]]
+        runs = [part for kind in ("couplings", "tendons") for part in (*before[kind].values(), *given.get(kind, {}).values())]
+        ends = [(part, part.joints) for part in runs]
         try:
             self._refuse_edit(before["joints"], given)
-            for coupling in before["couplings"].values():
-                coupling.joints = ()
+            for part in (*before["couplings"].values(), *before["tendons"].values()):
+                part.joints = ()
             self._assemble(**given)
         except Exception:
             for kind, modules in before.items():
                 getattr(self, kind)._hold(modules)
             for joint, kept in rows:
                 joint.kept_rows = kept
-            for coupling, old in ends:
-                coupling.joints = old
+            for part, old in ends:
+                part.joints = old
             self.__dict__.update({name: value for name, value in derived.items() if value is not None})
             raise
         for kind, modules in before.items():
@@ -183,7 +188,7 @@ class Structure(PhysicalModule):
             raise ValueError("Mechanism: got no bodies; give at least one, bodies={'name': td.Body(mass=..., inertia=...)}")
         free = {name: own["joints"][name] for name in self._free_joints}
         joints = {name: joint for name, joint in parts["joints"].items() if free.get(name) is not joint}
-        for kind in ("joints", "contacts"):
+        for kind in ("joints", "contacts", "tendons"):
             for name, element in (joints if kind == "joints" else parts[kind]).items():
                 self._check_bodies(f"{kind[:-1]} {name!r}", element, parts["bodies"])
         children = {joint.child for joint in joints.values()}
@@ -197,17 +202,17 @@ class Structure(PhysicalModule):
         for kind, modules in parts.items():
             getattr(self, kind)._hold(modules)
         self._free_joints = frozenset(added)
-        for name, coupling in self.named_couplings().items():
+        for part, label in [(part, f"{SINGULAR[k]} {name!r}") for k in ("couplings", "tendons") for name, part in getattr(self, k).items()]:
             try:
-                coupling.attach(self.named_joints())
+                part.attach(self.named_joints())
             except ValueError as error:
-                raise ValueError(f"coupling {name!r}: {error}") from error
+                raise ValueError(f"{label}: {error}") from error
         check_ranges(self.named_couplings(), self.named_joints())
         set_kept_rows(list(self.bodies), self.named_joints())
         self._lay_out()
 
     def _check_bodies(self, label: str, element: Element, bodies: Mapping[str, Body]) -> None:
-        if len(set(element.body_names)) < len(element.body_names):
+        if len(set(element.body_names)) < len(element.body_names) and not isinstance(element, Tendon):
             raise ValueError(f"{label} is between {element.body_names}; allowed: different bodies")
         for body in element.body_names:
             if body is not None and body not in bodies:
@@ -260,7 +265,7 @@ class Structure(PhysicalModule):
     # -- modules -------------------------------------------------------------------------------------------------------------------------
 
     def named_bodies(self) -> Mapping[str, Body]:
-        """`bodies` with the type of its values, like the next three."""
+        """`bodies` with the type of its values, like the next four."""
         return cast(Mapping[str, Body], self.bodies)
 
     def named_joints(self) -> Mapping[str, Joint]:
@@ -272,12 +277,13 @@ class Structure(PhysicalModule):
     def named_couplings(self) -> Mapping[str, JointCoupling]:
         return cast(Mapping[str, JointCoupling], self.couplings)
 
+    def named_tendons(self) -> Mapping[str, Tendon]:
+        return cast(Mapping[str, Tendon], self.tendons)
+
     def elements(self) -> dict[str, Element]:
-        """All joints, couplings and contacts ("joints.NAME", ...), and the elements that act on joints: "limits.NAME", "frictions.NAME",
-        "velocity_limits.NAME", "drives.NAME"."""
-        pairs = [
-            (f"{kind}.{name}", element) for kind in ("joints", "couplings", "contacts") for name, element in getattr(self, kind).items()
-        ]
+        """All joints, couplings, tendons and contacts ("joints.NAME", ...), and the elements that act on joints: "limits.NAME",
+        "frictions.NAME", "velocity_limits.NAME", "drives.NAME"."""
+        pairs = [(f"{k}.{name}", e) for k in ("joints", "couplings", "tendons", "contacts") for name, e in getattr(self, k).items()]
         standard = {name: joint for name, joint in self.named_joints().items() if isinstance(joint, StandardJoint)}
         pairs += [(f"limits.{name}", JointLimits(joint)) for name, joint in self.named_joints().items() if any(joint.limited)]
         pairs += [(f"velocity_limits.{name}", JointVelocityLimits(joint)) for name, joint in standard.items() if joint.velocity_limited]
@@ -322,6 +328,7 @@ class Structure(PhysicalModule):
         - "joints.NAME" of a standard joint: multipliers of the constrained translations, then rotations.
         - "contacts.NAME": γ; (γ, ξ₁, ξ₂, ξ₃) with a friction cone; (γ, ψ, β) with a pyramid. `NonlinearContact` gives the order of couples.
         - "couplings.NAME": the impulse on the follower's coordinate.
+        - "tendons.NAME": the impulse along the length, positive where it pushes.
         - "limits.NAME" of a joint with limits: γ of the lower sides that act, coordinates in order, then of the upper sides.
         - "velocity_limits.NAME" of a joint with limits of speed: γ of the lower sides, rates of −v, then of the upper sides.
         - "frictions.NAME" of a joint with friction: p of all free coordinates, then q. The friction impulse is (p − q)/2.
@@ -335,7 +342,7 @@ class Structure(PhysicalModule):
 
     @property
     def input_layout(self) -> dict[str, slice]:
-        """Slices of each actuated joint's inputs in u: name -> slice."""
+        """Slices of the inputs of actuated joints and tendons in u: name -> slice."""
         return dict(self.layout.inputs)
 
     # -- checks --------------------------------------------------------------------------------------------------------------------------

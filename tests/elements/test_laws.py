@@ -101,10 +101,11 @@ OTHERS = {
     "test_couplings_are_ideal": "JointCoupling",
     "test_rotors_do_the_work_of_their_thrust": "Rotors",
     "test_near_contacts_keep_momentum_and_take_energy": "NearContact",
+    "test_tendons_keep_momentum_and_dampers_take_energy": "FixedTendon SpatialTendon",
 }
 #: What has no law of its own: geometry, and base classes.
 GEOMETRY = "axis parent_anchor child_anchor orientation_offset"
-BASES = "Element Joint FreePose ServoJoint JointElement Contact FrictionalContact"
+BASES = "Element Joint FreePose ServoJoint JointElement Contact FrictionalContact Tendon"
 
 
 def subclasses(cls: type) -> set[type]:
@@ -368,3 +369,38 @@ def test_near_contacts_keep_momentum_and_take_energy() -> None:
         hits += int(energy[-1] < 0.99 * energy[0])
         assert float((energy[1:] - energy[:-1]).max()) < 1e-6 / 0.005 * 24  # what 24 slots may hold in their barriers, κ/h each
     assert hits >= 4
+
+
+# -- tendons -----------------------------------------------------------------------------------------------------------------------------
+
+
+def test_tendons_keep_momentum_and_dampers_take_energy() -> None:
+    """Springs, dampers and inputs along strings and sums of coordinates, from random states of three free bodies."""
+    torch.manual_seed(11)
+    sites = [td.Site(name, 0.2 * torch.randn(3)) for name in ("a", "b", "c", "a", "c")]
+    ball = td.Wrap(td.Site("b", 0.1 * torch.randn(3), quat.normalize(torch.randn(4))), 0.3, side=td.Site("a", torch.randn(3)))
+    rod = td.Wrap(td.Site("b", 0.1 * torch.randn(3), quat.normalize(torch.randn(4))), 0.2, "cylinder")
+    tendons = {
+        "string": td.SpatialTendon([sites[0], sites[1], td.Pulley(2.0), sites[2], ball, sites[3]], damping=0.7),
+        "sprung": td.SpatialTendon([sites[4], rod, sites[0]], stiffness=20.0, rest=(0.1, 0.4), implicit=True, actuated=True),
+        "sum": td.FixedTendon({"ab": 0.3, ("bc", 1): -0.2}, damping=0.5, actuated=True),
+    }
+    joints = {f"base_{name}": td.Floating(None, name, actuated=False) for name in "a"}
+    joints |= {"ab": joint("Revolute", "a", "b"), "bc": joint("Planar", "b", "c")}
+    mech = td.Mechanism({name: body() for name in "abc"}, joints, tendons=tendons, timestep=STEP, gravity=(0, 0, 0))
+    z = mech.to_maximal(torch.randn(STATES, mech.num_coordinates), torch.randn(STATES, mech.num_coordinates))
+    u = torch.randn(STATES, mech.num_inputs)
+    out = polished(mech, "reference", z, u)
+    moved = impulses_on_bodies(mech, z, out, tuple("abc"))
+    assert moved.unbalanced() < ROUNDING
+    after = dict(zip("abc", [motion.twist for motion in moved.motions], strict=True))
+    for name, tendon in mech.tendons.items():
+        path = tendon.path(*mech.element_poses(z, tendon))
+        rate = path.rate([after[body] for body in tendon.body_names])
+        impulse = out.impulses[:, mech.impulse_layout[f"tendons.{name}"]][:, 0]
+        if name in mech.input_layout:
+            impulse = impulse - STEP * u[:, mech.input_layout[name]][:, 0]
+        stretch = tendon.stretch(path.length)
+        gain = tendon.damping + STEP * tendon.stiffness * (stretch != 0) * tendon.implicit
+        torch.testing.assert_close(impulse - STEP * tendon.stiffness * stretch, -STEP * gain * rate, rtol=0, atol=ROUNDING)
+        assert float((-gain * rate**2).max()) <= 0 and float((gain * rate**2).max()) > 1e-6, name

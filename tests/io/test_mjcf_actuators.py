@@ -186,7 +186,8 @@ def test_what_does_not_act_is_named(tmp_path: Path) -> None:
     with pytest.warns(UserWarning) as caught:
         mech = load(write(tmp_path, rest, option='actuatorgroupdisable="3"'), contacts=None)
     text = "\n".join(str(w.message) for w in caught)
-    assert "actuators of i, m, p: ignored; their force is not affine" in text
+    assert "actuators with activations, on tendons and on sites of i, m, p: approximated; they act in mech.drives.step" in text
+    assert mech.drives.names == ("i", "m", "p", "on") and mech.drives.activated == ("i", "m", "p")
     assert mech.load_report.of_kind("actuators of disabled groups")[0].names == ("off",)
     assert mech.actuators.names == ("on",)
     assert mech.num_inputs == 3

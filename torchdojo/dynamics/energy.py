@@ -70,12 +70,14 @@ def _rate(structure: Structure, joint: StandardJoint, z: Tensor, z_next: Tensor 
 
 
 def potential_energy(structure: Structure, z: Tensor) -> Tensor:
-    """Potential energy [J], (...), of gravity, zero at the origin, and of joint springs."""
+    """Potential energy [J], (...), of gravity, zero at the origin, and of springs of joints and tendons."""
     mass, _ = _masses(structure)
     total = -(mass * (structure.gravity[..., None, :] * split_state(z).pose.x).sum(-1)).sum(-1)
     for joint in structure.named_joints().values():
         if isinstance(joint, StandardJoint):
             total = total + joint.spring_energy(*structure.element_poses(z, joint))
+    for tendon in structure.named_tendons().values():
+        total = total + tendon.energy(*structure.element_poses(z, tendon))
     return total
 
 

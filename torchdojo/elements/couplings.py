@@ -23,7 +23,7 @@ from torchdojo.elements.joint_cones import KINEMATIC_FIELDS
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.parameters import bind
 
-__all__ = ["JointCoupling", "check_ranges", "infeasible"]
+__all__ = ["JointCoupling", "check_ranges", "infeasible", "kinematic_fields"]
 
 ENDS = ("leader", "follower")
 MOST_TURNS = 16  # of a leader whose follower turns, too; more turns are not tried
@@ -115,7 +115,7 @@ class JointCoupling(Element):
     def __getattr__(self, name: str) -> Any:
         end, _, field = name.partition("_")
         joints = self.__dict__.get("joints")
-        if joints and end in ENDS and field in _kinematic(joints[ENDS.index(end)]) and name not in self._parameters:
+        if joints and end in ENDS and field in kinematic_fields(joints[ENDS.index(end)]) and name not in self._parameters:
             return getattr(joints[ENDS.index(end)], field)
         return super().__getattr__(name)
 
@@ -125,7 +125,9 @@ class JointCoupling(Element):
 
     @property
     def stacked_fields(self) -> dict[str, int]:
-        shared = {f"{end}_{name}": ndim for end, joint in zip(ENDS, self.joints, strict=True) for name, ndim in _kinematic(joint).items()}
+        shared = {
+            f"{end}_{name}": ndim for end, joint in zip(ENDS, self.joints, strict=True) for name, ndim in kinematic_fields(joint).items()
+        }
         return {**self.fields, **shared}
 
     def kind(self) -> tuple[object, ...]:
@@ -134,7 +136,7 @@ class JointCoupling(Element):
     def bound_joints(self) -> list[Joint]:
         """Leader and follower with the parameters that this element has: their own, or those stacked over elements."""
         return [
-            bind(joint, {name: getattr(self, f"{end}_{name}") for name in _kinematic(joint)}, type_before_parametrizations(joint))
+            bind(joint, {name: getattr(self, f"{end}_{name}") for name in kinematic_fields(joint)}, type_before_parametrizations(joint))
             for end, joint in zip(ENDS, self.joints, strict=True)
         ]
 
@@ -195,7 +197,7 @@ class JointCoupling(Element):
         return values, [TURN * turns, TURN * followed]
 
 
-def _kinematic(joint: Joint) -> dict[str, int]:
+def kinematic_fields(joint: Joint) -> dict[str, int]:
     """Fields that enter a joint's coordinates, with the fields that a user's subclass adds."""
     return {name: joint.fields[name] for name in joint.stacked_fields if name in KINEMATIC_FIELDS or name not in StandardJoint.fields}
 

@@ -416,6 +416,7 @@ def _driven(env: Locomotion, mech: Mechanism, friction: float, body_contacts: bo
         )
     couplings = dict(mech.named_couplings())
     gravity, options = mech.gravity.detach(), dataclasses.replace(mech.options)
-    result = Mechanism(dict(mech.named_bodies()), joints, contacts, couplings=couplings, gravity=gravity, options=options)
+    tendons = dict(mech.named_tendons())
+    result = Mechanism(dict(mech.named_bodies()), joints, contacts, couplings=couplings, tendons=tendons, gravity=gravity, options=options)
     actuate(result, servos)
     return result

@@ -346,7 +346,7 @@ def _soften(robot: RobotInfo, bodies: Mapping[str, Body], moving: Mapping[str, j
     """Make springs implicit that are too stiff for the timestep, since their steps would fail."""
     if not any(bool(joint.spring.any()) for joint in moving.values()):
         return
-    structure = Structure(bodies, moving, (), (), timestep, (0.0, 0.0, 0.0))
+    structure = Structure(bodies, moving, (), (), (), timestep, (0.0, 0.0, 0.0))
     stiff = stiff_springs(structure)
     if not stiff:
         return

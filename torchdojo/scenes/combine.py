@@ -49,7 +49,7 @@ def combine(
 ) -> Mechanism:
     """One mechanism of several: ``td.combine(arm=td.load("arm.urdf"), crate=td.Body(2.0, shape=td.Box((.2, .2, .2))), floor=td.Plane())``.
 
-    The bodies, joints, contacts, couplings, actuators and poses of a mechanism get its name in front, "robot/hand". A body has the name of
+    Parts, actuators and poses of a mechanism get its name in front, "robot/hand". A body has the name of
     its part, and floats. Shapes and planes stand still in the world. `mech.part("robot")` has the places of a part's numbers in the state,
     the coordinates, the inputs and the controls, which follow the order of the parts. States of parts side by side are one of the scene.
     ``mech.initial_state(robot={"pose": "home", "hip": 0.3}, crate={"position": (0, 0, 1)})`` gives values by part. `mech.poses` has the
@@ -87,7 +87,7 @@ def combine(
     world = {name: cast(World, piece) for name, piece in pieces.items() if name not in mechanisms and name not in single}
     if not mechanisms and not single:
         raise ValueError(f"combine: got no body that moves among {list(pieces)}; give a mechanism or a td.Body")
-    modules: dict[str, dict[str, Any]] = {"bodies": {}, "joints": {}, "contacts": {}, "couplings": {}}
+    modules: dict[str, dict[str, Any]] = {"bodies": {}, "joints": {}, "contacts": {}, "couplings": {}, "tendons": {}}
     for name, piece in pieces.items():
         if isinstance(piece, Mechanism):
             for kind, added in _renamed(name, piece).items():
@@ -116,6 +116,9 @@ def combine(
     if len(dtypes) == 1:
         mech.state_dtype = dtypes.pop()
     _actuate(mech, mechanisms)
+    driven = [name for name, piece in mechanisms.items() if piece.drives is not None]
+    if driven:
+        warn_user(f"combine: the drives of {driven} are left out, with their muscles and activations; give the scene td.Drives(scene, ...)")
     mech.poses = _poses(mech, mechanisms)
     return mech
 
@@ -146,11 +149,11 @@ def _checked(parts: Any, named: Mapping[str, Any]) -> dict[str, Piece]:
 
 def _renamed(part: str, mech: Mechanism) -> dict[str, dict[str, Any]]:
     """Copies of the modules of a mechanism, under the names that they have in the scene."""
-    kinds = {kind: dict(getattr(mech, kind).items()) for kind in ("bodies", "joints", "contacts", "couplings")}
+    kinds = {kind: dict(getattr(mech, kind).items()) for kind in ("bodies", "joints", "contacts", "couplings", "tendons")}
     every = iter(copied([module for modules in kinds.values() for module in modules.values()]))
     result = {kind: {f"{part}/{name}": next(every) for name in modules} for kind, modules in kinds.items()}
     names = Renamer(lambda body: f"{part}/{body}", lambda joint: f"{part}/{joint}")
-    for kind in ("joints", "contacts", "couplings"):
+    for kind in ("joints", "contacts", "couplings", "tendons"):
         for name, element in result[kind].items():
             names.rename(element, f"combine: {kind} {name!r}")
             if isinstance(element, Contact) and element.surface_name != "world":

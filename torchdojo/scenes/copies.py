@@ -1,6 +1,6 @@
 """Copies of the modules of a mechanism under other names, which share the numbers that require grad.
 
-Joints, contacts and couplings refer to bodies and joints by name, so a mechanism that becomes a part of a scene needs modules of its own.
+Joints, contacts, couplings and tendons refer to bodies and joints by name, so a part of a scene needs modules of its own.
 A tensor that requires grad is the same in both, so that gradients reach the original. All other numbers are copied.
 """
 
@@ -16,6 +16,7 @@ from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.joints import Joint
+from torchdojo.elements.tendon_paths import FixedTendon, SpatialTendon
 from torchdojo.parameters import differentiated
 
 __all__ = ["Renamer", "copied"]
@@ -34,7 +35,7 @@ def copied(modules: Iterable[nn.Module]) -> list[Any]:
             memo |= {id(tensor): tensor for tensor in tensors if differentiated(tensor)}
         if isinstance(module, Body):  # values, which nobody changes
             memo |= {id(value): value for value in (*module.shapes, *module.visuals)}
-        if isinstance(module, JointCoupling):  # the joints of the other mechanism, which it refers to
+        if isinstance(module, (JointCoupling, FixedTendon)):  # the joints of the other mechanism, which it refers to
             memo[id(module.joints)] = ()
     return [copy.deepcopy(module, memo) for module in given]
 
@@ -46,13 +47,16 @@ class Renamer:
         self.body, self.joint = body, joint
 
     def rename(self, element: Any, label: str) -> None:
-        """Let a copied joint, contact or coupling refer to the bodies and joints of the scene.
+        """Let a copied joint, contact, coupling or tendon refer to the bodies and joints of the scene.
 
         Raises:
             ValueError: an element of a user's own that names its bodies in another way.
         """
         if isinstance(element, JointCoupling):
             element.leader, element.follower = self.joint(element.leader), self.joint(element.follower)
+            return
+        if isinstance(element, FixedTendon):
+            element.places = tuple((self.joint(name), coordinate) for name, coordinate in element.places)
             return
         expected = tuple(None if name is None else self.body(name) for name in element.body_names)
         if isinstance(element, Joint):
@@ -63,6 +67,8 @@ class Renamer:
             element.body = self.body(element.body)
             if element.other is not None:
                 element.other = self.body(element.other)
+        elif isinstance(element, SpatialTendon):
+            element.bodies = expected
         if element.body_names != expected:
             raise ValueError(
                 f"{label}: a {type(element).__name__} has the bodies {element.body_names} after they were renamed to {expected}; its "

@@ -1,4 +1,4 @@
-"""Sensors of joints and actuators. Tendons do not exist yet: their kinds belong here, beside the joints' (`tendon_position`, ...)."""
+"""Sensors of joints and actuators. Kinds of tendons belong here, beside the joints' (`tendon_position`, ...)."""
 
 from __future__ import annotations
 

@@ -56,4 +56,9 @@ class UnknownLayout:
         self.num_bodies, self.num_unknowns, self.num_inputs = num_bodies, offset, inputs
         self.num_primal = TWIST_SIZE * num_bodies + sum(e.num_rows for e in elements.values() if not e.cones.size)
         self.impulses = {key: place.impulse for key, place in self.places.items()}
-        self.inputs = {key.partition(".")[2]: place.input for key, place in self.places.items() if elements[key].num_inputs}
+        driven = [key for key in self.places if elements[key].num_inputs]
+        self.inputs = {key.partition(".")[2]: self.places[key].input for key in driven}
+        for key in driven if len(self.inputs) < len(driven) else ():
+            name = key.partition(".")[2]
+            if f"tendons.{name}" in driven and f"joints.{name}" in driven:
+                raise ValueError(f"tendons: {name!r} is actuated, and is the name of an actuated joint, too; rename one of them")

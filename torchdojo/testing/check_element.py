@@ -16,6 +16,7 @@ from torchdojo.elements.contacts import Contact
 from torchdojo.elements.couplings import JointCoupling
 from torchdojo.elements.element import Pose
 from torchdojo.elements.joints import Joint
+from torchdojo.elements.tendon import Tendon
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
 from torchdojo.native import loader
@@ -30,7 +31,7 @@ from torchdojo.testing.conditioning import step_problem
 
 __all__ = ["Check", "ElementReport", "check_element"]
 
-KINDS: dict[type[PhysicalModule], str] = {Joint: "joints", Contact: "contacts", JointCoupling: "couplings"}
+KINDS: dict[type[PhysicalModule], str] = {Joint: "joints", Contact: "contacts", JointCoupling: "couplings", Tendon: "tendons"}
 STATES = 2
 GAPS = (1e-4, 0.05)  # [m] at which the states of a contact start: within reach of a step, and in flight
 NEAR_LIMIT = 1e-3  # [m, rad] from a joint limit, at which its states start
@@ -71,7 +72,7 @@ class ElementReport(NamedTuple):
 
 
 def check_element(
-    element: Joint | Contact | JointCoupling, *, joints: Mapping[str, Joint] | None = None, z: Tensor | None = None, seed: int = 0
+    element: Joint | Contact | JointCoupling | Tendon, *, joints: Mapping[str, Joint] | None = None, z: Tensor | None = None, seed: int = 0
 ) -> ElementReport:
     """Try everything that an element has to do in a mechanism, at several random states next to where it acts.
 
@@ -79,8 +80,8 @@ def check_element(
     configuration and its limits, a contact near touching, with a velocity that slides and approaches.
 
     Args:
-        element: a joint, contact or coupling, built in or written by a user; it is copied, and stays as it is.
-        joints: further joints by name, such as the joints that a coupling names.
+        element: a joint, contact, coupling or tendon, built in or written by a user; it is copied, and stays as it is.
+        joints: further joints by name, such as the joints that a coupling or a tendon names.
         z: states to use in place of random ones, (n, 13 nb), n >= 2, bodies in the order in which elements name them.
 
     Returns:
@@ -111,7 +112,7 @@ class _Trial:
     def __init__(self, element: PhysicalModule, joints: Mapping[str, Joint], z: Tensor | None, seed: int) -> None:
         kind = next((word for cls, word in KINDS.items() if isinstance(element, cls)), None)
         if kind is None:
-            raise TypeError(f"check_element: got {type(element).__name__}; allowed: a Joint, a Contact or a JointCoupling")
+            raise TypeError(f"check_element: got {type(element).__name__}; allowed: a Joint, a Contact, a JointCoupling or a Tendon")
         self.element = copy.deepcopy(element).to(torch.float64)
         modules: dict[str, dict[str, Any]] = {word: {} for word in KINDS.values()}
         modules["joints"] |= {name: copy.deepcopy(joint).to(torch.float64) for name, joint in joints.items()}

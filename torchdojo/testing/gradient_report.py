@@ -20,7 +20,7 @@ from torchdojo.testing.conditioning import balanced, derivative, step_problem
 __all__ = ["InputRow", "StepReport", "gradient_report"]
 
 LARGE_CONDITION = 1e12  # four digits are left of the sixteen of float64
-PARTS = ("bodies", "joints", "contacts", "couplings")
+PARTS = ("bodies", "joints", "contacts", "couplings", "tendons")
 
 
 class InputRow(NamedTuple):

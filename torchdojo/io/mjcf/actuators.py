@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from torchdojo.io.mjcf.drive_laws import taken
 from torchdojo.io.mjcf.model import CompiledMjcf, import_mujoco
 from torchdojo.io.report import Findings
 from torchdojo.io.robot import Array
@@ -54,7 +55,8 @@ def read_drives(compiled: CompiledMjcf, findings: Findings) -> tuple[dict[str, D
         on_joint = model.actuator_trntype[i] in (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
         j = int(model.actuator_trnid[i, 0]) if on_joint else -1
         if not on_joint or model.jnt_type[j] == int(mujoco.mjtJoint.mjJNT_FREE):
-            elsewhere.append(name or f"actuator{i}")
+            if not taken(model, i):
+                elsewhere.append(name or f"actuator{i}")
             continue
         joint = str(model.joint(j).name) or f"joint{j}"
         if not name:
@@ -65,16 +67,18 @@ def read_drives(compiled: CompiledMjcf, findings: Findings) -> tuple[dict[str, D
             curved.append(name)
         if _disabled(model, i):
             disabled.append(name)
-        elif not drives[name].acts:
+        elif not drives[name].acts and not taken(model, i):
             foreign.append(name)
     for j, total in driven.items():
         if model.jnt_actfrclimited[j]:
             driven[j] = total._replace(effort=np.minimum(total.effort, np.abs(model.jnt_actfrcrange[j]).max()))
-    reason = "their force is not affine in control, length and velocity (muscles, activation dynamics, delays, plugins), or turns a ball"
+    reason = "their law is not known (delays, plugins, muscles without a range of length, user functions), or turns a ball"
     findings.add("ignored", "actuators", foreign, f"{reason}; the input u of their joints is a force or torque")
     findings.add("ignored", "actuators of disabled groups", disabled, "the file disables them", "none")
     findings.add("approximated", "damping of actuators", curved, "it is not linear and keeps its linear part")
-    findings.add("ignored", "actuators of tendons, sites and bodies", elsewhere, "they do not drive a joint; step has wrench=")
+    findings.add(
+        "ignored", "actuators of tendons, sites and bodies", elsewhere, "they drive neither a joint, a tendon nor a site; step has wrench="
+    )
     return drives, driven
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from torchdojo.io.mjcf.equalities import led_by_mocap
 from torchdojo.io.mjcf.model import CompiledMjcf, disabled, import_mujoco
-from torchdojo.io.mjcf.names import equality_label, joint_label, tendon_label
+from torchdojo.io.mjcf.names import equality_label, joint_label
 from torchdojo.io.report import Findings
 from torchdojo.io.robot import Array
 
@@ -25,7 +25,7 @@ COUNTED = {
 
 
 def report_model(compiled: CompiledMjcf, names: Sequence[str], findings: Findings) -> None:
-    """Report on joints, tendons, bodies and the medium. `names`: of MJCF bodies."""
+    """Report on joints, bodies and the medium. `names`: of MJCF bodies."""
     model, mujoco = compiled.model, import_mujoco()
     _report_joints(model, mujoco, findings)
     moving = [b for b in range(1, model.nbody) if model.body_weldid[b]]
@@ -37,15 +37,6 @@ def report_model(compiled: CompiledMjcf, names: Sequence[str], findings: Finding
         mocap,
         "they stay where the file has them; soft joints of the constraints to them move what they lead",
     )
-    acting = [
-        i
-        for i in range(model.ntendon)
-        if model.tendon_limited[i]
-        or any(np.any(_of(model, f"tendon_{key}")[i]) for key in ("stiffness", "damping", "frictionloss", "armature"))
-    ]
-    findings.add("ignored", "tendons", [tendon_label(model, i) for i in acting], "their springs, dampers, friction and limits do not act")
-    plain = [tendon_label(model, i) for i in range(model.ntendon) if i not in acting]
-    findings.add("ignored", "tendons without forces", plain, "they have none", "none")
     if model.opt.density or model.opt.viscosity:
         medium = f"density {float(model.opt.density):g} kg/m^3, viscosity {float(model.opt.viscosity):g} Pa s"
         findings.add("ignored", "the medium", medium, "there is no drag")

@@ -14,8 +14,10 @@ from torchdojo.elements.near_rule import Near
 from torchdojo.elements.touching import Filter
 from torchdojo.io.meshes import Folders, MeshMode
 from torchdojo.io.mjcf.description import MjcfInfo, read_mjcf
+from torchdojo.io.mjcf.drives import add_drives, driven_tendons
 from torchdojo.io.mjcf.sensors import add_sensors
 from torchdojo.io.mjcf.state import keyframes
+from torchdojo.io.mjcf.tendons import add_tendons
 from torchdojo.io.pairs import between_bodies, of_geometry
 from torchdojo.io.report import LoadReport, announce
 from torchdojo.io.robot import Ground, assemble
@@ -43,6 +45,7 @@ def load_mjcf(
     ground: Ground = "auto",
     near: Near = "auto",
     slots: int | None = None,
+    tendons: bool = False,
     strict: bool = False,
 ) -> Mechanism:
     """Build a mechanism from an MJCF file, as MuJoCo's own compiler reads it (package `mujoco`).
@@ -91,6 +94,8 @@ def load_mjcf(
         ground: "auto": in a file without planes, bodies that float touch z = 0. True: all bodies touch it. False: none does.
         near, slots: of contacts between bodies, as in `td.combine`: "auto" gives near contacts to shapes without a closed form (cylinders,
             hulls), True to all but ellipsoids, False to none. `slots` of each pair; None: by the shapes, at most 8 for two links.
+        tendons: whether the mechanism gets the tendons of the file, `mech.tendons`, and the actuators on them, `mech.drives`. The reference
+            then takes the steps, some ten per second. False: they do not act, and the report says so.
         strict: refuse a file of which anything is lost that the motion depends on. Otherwise one warning has it, and
             ``mech.load_report`` has it as data.
 
@@ -123,9 +128,11 @@ def load_mjcf(
         slots=slots,
         remedy="repair_inertia=True takes the nearest possible inertia",
     )
+    strings = add_tendons(mech, robot, tendons, driven_tendons(robot))
     _actuate(mech, robot, servos)
     mech.poses.update(keyframes(mech, robot))
-    left_out = add_sensors(mech, robot).entries()
+    found = (strings, add_drives(mech, robot), add_sensors(mech, robot))
+    left_out = [entry for findings in found for entry in findings.entries()]
     mech.load_report = LoadReport(robot.path, (*mech.load_report.entries, *left_out))
     announce(mech, strict)
     return mech

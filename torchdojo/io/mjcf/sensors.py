@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from torchdojo.io.mjcf.description import MjcfInfo
-from torchdojo.io.mjcf.model import import_mujoco, rotation_of
+from torchdojo.io.mjcf.model import import_mujoco
 from torchdojo.io.mjcf.names import joint_label
+from torchdojo.io.mjcf.tendons import site_in
 from torchdojo.io.report import Findings
 from torchdojo.io.robot import WORLD, LinkInfo
 from torchdojo.mechanism import Mechanism
-from torchdojo.quaternion import from_rotation_matrix
 from torchdojo.sensors.kind import Sensor
 from torchdojo.sensors.site import SHAPES, Site
 
@@ -80,9 +80,7 @@ class _Reader:
 
     def _site(self, body: int, position: Any, quaternion: Any, **zone: Any) -> Site:
         """The site of a frame that is given in an MJCF body."""
-        link = self.links[body]
-        rotation, place = link.place((rotation_of(quaternion), np.asarray(position, dtype=np.float64)))
-        return Site(link.body, place.tolist(), from_rotation_matrix(torch.as_tensor(rotation)), **zone)
+        return site_in(self.links[body], position, quaternion, **zone)
 
     def _object(self, kind: int, number: int) -> str | Site:
         """The frame of an object of the file, as a name or a site."""

@@ -1,0 +1,370 @@
+"""Drives: actuators with activations, on joints, tendons and sites, and steps and rollouts that carry the activations.
+
+A drive turns a control into a force by a law of elements/actuator_laws.py. Before each step, in this order, as MuJoCo does:
+
+    length, velocity    of the transmission at z, times the gear
+    a⁺                  the activation after the step, from the control
+    force               clip(gain(l, v) · a + bias(l, v), forcerange); with `early`, a⁺ takes the place of a
+    u, wrench           gear · force on the coordinate, along the tendon, or at the site, held over the step
+
+So forces are explicit: those of the state and of the activation at the beginning of the step. A drive whose force depends on velocity, such
+as a muscle, needs small enough timesteps, as in MuJoCo's explicit integrators. Dampers belong into joints and tendons, which are implicit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from torchdojo import quaternion as quat
+from torchdojo.elements.actuator_laws import DYNAMICS, FORCES, Dynamics, Force
+from torchdojo.elements.tendon_paths import Frame
+from torchdojo.engine.backend import Trajectory
+from torchdojo.engine.periods import added, check_repeat
+from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.parameters import as_tensor
+from torchdojo.state.layout import TWIST_SIZE
+
+__all__ = ["Drive", "DriveOutput", "DriveTrajectory", "Drives"]
+
+
+@dataclass(frozen=True, eq=False)
+class Drive:
+    """An actuator with a law of its own; numbers, or tensors (...,) that may carry a graph.
+
+    Args:
+        joint, coordinate, tendon, site: what it drives, one: a coordinate of an actuated joint, an actuated tendon, a `td.Site`.
+        gear: length per coordinate or tendon length, and force per force; of a site six numbers, force and torque in its frame.
+        dynamics, dynamics_numbers: how its activation follows the control, a name in `DYNAMICS`.
+        gain, gain_numbers, bias, bias_numbers: its force, names in `FORCES`.
+        ctrlrange, forcerange, actrange: (lower, upper) of control, of force before the gear, of activation; None: not clipped.
+        early: whether the force has the activation after the step.
+        length0: length at coordinate zero [m, rad]. lengths: (lower, upper) of the length [m], which muscles need.
+        acc0: acceleration per force, which muscles without a peak force need.
+
+    Raises:
+        ValueError: nothing or several things to drive, unknown laws, too few numbers, a muscle without the range of its length.
+    """
+
+    joint: str | None = None
+    coordinate: int = 0
+    tendon: str | None = None
+    site: Frame | None = None
+    gear: Any = 1.0
+    dynamics: str = "none"
+    dynamics_numbers: Any = ()
+    gain: str = "affine"
+    gain_numbers: Any = (1.0, 0.0, 0.0)
+    bias: str = "affine"
+    bias_numbers: Any = (0.0, 0.0, 0.0)
+    ctrlrange: tuple[Any, Any] | None = None
+    forcerange: tuple[Any, Any] | None = None
+    actrange: tuple[Any, Any] | None = None
+    early: bool = False
+    length0: Any = 0.0
+    lengths: tuple[Any, Any] | None = None
+    acc0: Any = 0.0
+
+    def __post_init__(self) -> None:
+        given = [name for name in ("joint", "tendon", "site") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"Drive: got {' and '.join(given) or 'nothing'} to drive; allowed: one of joint=, tendon=, site=")
+        for label, table, name in (("dynamics", DYNAMICS, self.dynamics), ("gain", FORCES, self.gain), ("bias", FORCES, self.bias)):
+            if name not in table:
+                raise ValueError(f"Drive {label}: got {name!r}; allowed: {', '.join(cast(Mapping[str, Any], table))}")
+            numbers, law = as_tensor(getattr(self, f"{label}_numbers"), f"Drive {label}_numbers"), cast(Mapping[str, Any], table)[name]
+            if numbers.shape[-1] < law.size:
+                raise ValueError(f"Drive {label}_numbers: got {numbers.shape[-1]}; allowed: {law.size} or more numbers for {name!r}")
+            if isinstance(law, Force) and law.needs_range and self.lengths is None:
+                raise ValueError(f"Drive {label}={name!r}: got no lengths; give the range of the length, lengths=(lower, upper) [m]")
+        if self.lengths is not None:
+            low, high = (as_tensor(value, "Drive lengths") for value in self.lengths)
+            if not bool((low < high).all()):
+                raise ValueError(f"Drive lengths: got {self.lengths}; allowed: a lower length below the upper one [m]")
+
+    @classmethod
+    def muscle(
+        cls,
+        *,
+        lengths: tuple[Any, Any],
+        force: Any = -1.0,
+        scale: Any = 200.0,
+        acc0: Any = 1.0,
+        timeconst: tuple[Any, Any] = (0.01, 0.04),
+        smooth: Any = 0.0,
+        curve: tuple[Any, ...] = (0.75, 1.05, 0.5, 1.6, 1.5, 1.3, 1.2),
+        **options: Any,
+    ) -> Drive:
+        """A muscle with MuJoCo's curves and their defaults: ``td.Drive.muscle(tendon="biceps", lengths=(0.2, 0.5), force=400.0)``.
+
+        Args:
+            lengths: range of the length [m]. force: peak force [N]; negative: scale / acc0. timeconst: of activation and deactivation [s].
+            smooth: width of the switch between them. curve: operating range (2), lmin, lmax, vmax, fpmax, fvmax.
+        """
+        numbers = (*curve[:2], force, scale, *curve[2:])
+        laws = {"dynamics": "muscle", "gain": "muscle", "bias": "muscle", "gain_numbers": numbers, "bias_numbers": numbers}
+        common: dict[str, Any] = {"ctrlrange": (0.0, 1.0), "actrange": (0.0, 1.0), "dynamics_numbers": (*timeconst, smooth), "acc0": acc0}
+        return cls(lengths=lengths, **{**common, **laws, **options})
+
+
+class DriveOutput(NamedTuple):
+    """A step, or a period: out as from `Mechanism.step`, the activations (..., na) after it, the forces (..., n) of its first step."""
+
+    out: StepOutput
+    act: Tensor
+    force: Tensor
+
+
+class DriveTrajectory(NamedTuple):
+    """A rollout: path as from `Mechanism.rollout`, with controls as its u; activations (..., T+1, na); forces (..., T, n) [N, N·m].
+
+    ``act[..., -1, :]`` and ``path.z[..., -1, :]`` continue the rollout.
+    """
+
+    path: Trajectory
+    act: Tensor
+    force: Tensor
+
+
+class Drives:
+    """The drives of a mechanism, by name: ``mech.drives = td.Drives(mech, {...})``, then ``mech.drives.rollout(z, ctrl)``.
+
+    Controls (..., n) and forces are in the order of `names`, activations (..., na) in the order of `activated`. Nothing is hidden: a step
+    takes the activations and returns them, and so does a rollout, whose periods hold their control over `repeat` steps.
+
+    Args:
+        mech: the mechanism.
+        drives: name -> `td.Drive`; None: that of this name in `mech.actuators`, so that one vector has the controls of all.
+
+    Raises:
+        ValueError: names that do not exist; joints or tendons without an input.
+    """
+
+    def __init__(self, mech: Any, drives: Mapping[str, Drive | None]) -> None:
+        self.mech, self.drives = mech, dict(drives)
+        self.names = tuple(self.drives)
+        if not self.drives:
+            raise ValueError("Drives: got none; give at least one, {'name': td.Drive(joint='hinge')}")
+        self.activated = tuple(name for name, drive in self.drives.items() if drive is not None and self._dynamics(drive).stateful)
+        shared = [name for name, drive in self.drives.items() if drive is None]
+        there = () if mech.actuators is None else mech.actuators.names
+        if shared and sorted(shared) != sorted(there):
+            raise ValueError(f"Drives: got None for {shared}; allowed: None for all of mech.actuators, {list(there)}, or for none")
+        self._shared = torch.tensor([self.names.index(name) for name in there if name in shared], dtype=torch.long)
+        for name, drive in self.drives.items():
+            if drive is not None:
+                self._check(name, drive)
+
+    def _check(self, name: str, drive: Drive) -> None:
+        mech = self.mech
+        for kind, target in (("joint", drive.joint), ("tendon", drive.tendon)):
+            if target is None:
+                continue
+            if target not in getattr(mech, f"{kind}s"):
+                raise ValueError(f"drive {name!r}: got the {kind} {target!r}; {kind}s are {list(getattr(mech, f'{kind}s'))}")
+            if target not in mech.input_layout:
+                raise ValueError(
+                    f"drive {name!r}: the {kind} {target!r} has no input; allowed: {list(mech.input_layout)}; build it actuated=True"
+                )
+        if drive.joint is not None and drive.joint not in mech.coordinate_places():
+            raise ValueError(f"drive {name!r}: the joint {drive.joint!r} closes a loop; allowed: {list(mech.coordinate_places())}")
+        if drive.joint is not None and drive.coordinate not in range(mech.joints[drive.joint].num_coordinates):
+            raise ValueError(
+                f"drive {name!r}: got coordinate {drive.coordinate}; {drive.joint!r} has {mech.joints[drive.joint].num_coordinates}"
+            )
+        if drive.site is not None and drive.site.body not in mech.bodies:
+            raise ValueError(f"drive {name!r}: got a site on {drive.site.body!r}; bodies are {list(mech.bodies)}")
+
+    @staticmethod
+    def _dynamics(drive: Drive) -> Dynamics:
+        return DYNAMICS[drive.dynamics]
+
+    @property
+    def num_activations(self) -> int:
+        return len(self.activated)
+
+    def initial_activation(self, batch_shape: tuple[int, ...] = ()) -> Tensor:
+        """Zeros (..., na)."""
+        return torch.zeros(*batch_shape, self.num_activations, dtype=torch.float64)
+
+    # -- laws ----------------------------------------------------------------------------------------------------------------------------
+
+    def advance(self, ctrl: Tensor, act: Tensor) -> Tensor:
+        """The activations after one step (..., na), from controls (..., n) and activations (..., na) before it."""
+        self._check_size("ctrl", ctrl, len(self.names))
+        self._check_size("act", act, self.num_activations)
+        values = []
+        for i, name in enumerate(self.activated):
+            drive = cast(Drive, self.drives[name])
+            given = _clip(ctrl[..., self.names.index(name)], drive.ctrlrange)
+            numbers = _numbers(drive.dynamics_numbers)
+            values.append(_clip(self._dynamics(drive).advance(given, act[..., i], numbers, self.mech.timestep), drive.actrange))
+        return torch.stack(torch.broadcast_tensors(*values), dim=-1) if values else act
+
+    def measure(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Lengths [m, rad] and velocities of the transmissions at z, (..., n). Drives of `mech.actuators` have zeros."""
+        mech, zero = self.mech, z.new_zeros(z.shape[:-1])
+        q, qd = mech.to_minimal(z) if any(drive is not None and drive.joint for drive in self.drives.values()) else (zero, zero)
+        places, number = mech.coordinate_places(), {name: i for i, name in enumerate(mech.tendons)}
+        on_tendons = any(drive is not None and drive.tendon for drive in self.drives.values())
+        tendons = (mech.tendon_lengths(z), mech.tendon_velocities(z)) if on_tendons else None
+        columns: list[tuple[Tensor, Tensor]] = []
+        for drive in self.drives.values():
+            if drive is None:
+                columns.append((zero, zero))
+            elif drive.joint is not None:
+                place, gear = places[drive.joint].start + drive.coordinate, _numbers(drive.gear)
+                columns.append((_numbers(drive.length0) + gear * q[..., place], gear * qd[..., place]))
+            elif drive.tendon is not None and tendons is not None:
+                i, gear = number[drive.tendon], _numbers(drive.gear)
+                columns.append((gear * tendons[0][..., i], gear * tendons[1][..., i]))
+            else:
+                columns.append((zero, self._site_velocity(z, drive)))
+        lengths, velocities = (torch.stack(torch.broadcast_tensors(*column), dim=-1) for column in zip(*columns, strict=True))
+        return lengths, velocities
+
+    def _site_velocity(self, z: Tensor, drive: Drive) -> Tensor:
+        site, gear = cast(Frame, drive.site), _numbers(drive.gear)
+        body = self.mech.body_state(z, site.body)
+        v = quat.inverse_rotate(body.q, body.v) + quat.cross(body.omega, site.position)
+        return (gear * torch.cat([quat.inverse_rotate(site.orientation, part) for part in (v, body.omega)], dim=-1)).sum(-1)
+
+    def forces(self, ctrl: Tensor, act: Tensor, z: Tensor) -> Tensor:
+        """Force of each drive before its gear [N, N·m], (..., n); zeros for those of `mech.actuators`."""
+        lengths, velocities = self.measure(z)
+        after = self.advance(ctrl, act)
+        values = []
+        for i, (name, drive) in enumerate(self.drives.items()):
+            if drive is None:
+                values.append(torch.zeros_like(lengths[..., i]))
+                continue
+            given = _clip(ctrl[..., i], drive.ctrlrange)
+            if name in self.activated:
+                given = (after if drive.early else act)[..., self.activated.index(name)]
+            numbers = [_numbers(value) for value in (drive.gain_numbers, drive.bias_numbers, drive.lengths or (0.0, 1.0), drive.acc0)]
+            at = lengths[..., i], velocities[..., i]
+            gain = FORCES[drive.gain].gain(*at, numbers[0], numbers[2], numbers[3])
+            values.append(_clip(gain * given + FORCES[drive.bias].bias(*at, numbers[1], *numbers[2:]), drive.forcerange))
+        return torch.stack(torch.broadcast_tensors(*values), dim=-1)
+
+    def inputs(self, ctrl: Tensor, act: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
+        """u (..., nu), wrench (..., 6 nb) of drives at sites or None, and the forces (..., n)."""
+        mech, force = self.mech, self.forces(ctrl, act, z)
+        batch = torch.broadcast_shapes(force.shape[:-1], ctrl.shape[:-1])
+        u = force.new_zeros(*batch, mech.num_inputs)
+        if len(self._shared):
+            u = u + mech.actuators(ctrl[..., self._shared], z)
+        wrench: Tensor | None = None
+        for i, drive in enumerate(self.drives.values()):
+            if drive is None:
+                continue
+            one = force[..., i, None].expand(*batch, 1)
+            if drive.site is None:
+                place = mech.input_layout[drive.joint or drive.tendon].start + (drive.coordinate if drive.joint else 0)
+                u = u + torch.nn.functional.pad(_numbers(drive.gear)[..., None] * one, (place, mech.num_inputs - place - 1))
+                continue
+            size, start = TWIST_SIZE * mech.num_bodies, TWIST_SIZE * list(mech.bodies).index(drive.site.body)
+            push, turn = (quat.rotate(drive.site.orientation, part) for part in (_numbers(drive.gear) * one).split(3, dim=-1))
+            turn = turn + quat.cross(drive.site.position.expand_as(push), push)
+            part = torch.cat((quat.rotate(mech.body_state(z, drive.site.body).q, push), turn), dim=-1)
+            part = torch.nn.functional.pad(part, (start, size - start - TWIST_SIZE))
+            wrench = part if wrench is None else wrench + part
+        return u, wrench, force
+
+    # -- steps ---------------------------------------------------------------------------------------------------------------------------
+
+    def step(self, z: Tensor, ctrl: Tensor, act: Tensor | None = None, *, repeat: int = 1, warm_start: Tensor | None = None) -> DriveOutput:
+        """One step, or one period of `repeat` steps under one control.
+
+        Args:
+            z: (..., 13 nb). ctrl: (..., n). act: (..., na); None: zeros. repeat, warm_start: as in `Mechanism.step`.
+
+        Raises:
+            ValueError: wrong shapes; and as `Mechanism.step`.
+        """
+        act = self.initial_activation() if act is None else act
+        total: StepOutput | None = None
+        first: Tensor | None = None
+        for _ in range(check_repeat(repeat)):
+            u, wrench, force = self.inputs(ctrl, act, z)
+            out = self.mech.step(z, u, wrench=wrench, warm_start=warm_start)
+            act, z, warm_start = self.advance(ctrl, act), out.z, out.solution.detach()
+            total = out if total is None else added(total, out)
+            first = force if first is None else first
+        return DriveOutput(cast(StepOutput, total), act.expand(*z.shape[:-1], self.num_activations), cast(Tensor, first))
+
+    def rollout(
+        self,
+        z: Tensor,
+        ctrl: Tensor | Callable[[Tensor, Tensor], Tensor],
+        act: Tensor | None = None,
+        *,
+        steps: int | None = None,
+        repeat: int = 1,
+        warm_start: Tensor | None = None,
+    ) -> DriveTrajectory:
+        """Many periods, each warm-started from the one before.
+
+        Args:
+            z: (..., 13 nb). ctrl: (..., T, n), or a policy (z, act) -> (..., n) with `steps`. act: (..., na); None: zeros.
+            steps: T. repeat: steps of each period, which hold its control. warm_start: as in `Mechanism.rollout`.
+
+        Raises:
+            ValueError: wrong shapes, a policy without `steps`.
+        """
+        if callable(ctrl):
+            if steps is None:
+                raise ValueError("rollout: got a policy without steps; give steps=T")
+            policy = ctrl
+        else:
+            if ctrl.ndim < 2 or steps not in (None, ctrl.shape[-2]):
+                raise ValueError(f"ctrl: got shape {tuple(ctrl.shape)} with steps={steps}; allowed: (..., T, {len(self.names)})")
+            steps = ctrl.shape[-2]
+        act = self.initial_activation() if act is None else act
+        states, acts, given, outs, forces = [z], [act], [], [], []
+        for t in range(steps):
+            now = policy(z, act) if callable(ctrl) else ctrl[..., t, :]
+            out, act, force = self.step(z, now, act, repeat=repeat, warm_start=warm_start)
+            z, warm_start = out.z, out.solution.detach()
+            states.append(z)
+            acts.append(act)
+            given.append(now)
+            outs.append(out)
+            forces.append(force)
+
+        def stack(values: list[Tensor]) -> Tensor:
+            return torch.stack([value.expand(*z.shape[:-1], value.shape[-1]) for value in values], dim=-2)
+
+        status, iterations, substeps = (
+            torch.stack([getattr(out, name) for out in outs], -1) for name in ("status", "iterations", "substeps")
+        )
+        path = Trajectory(
+            stack(states),
+            stack(given),
+            stack([out.impulses for out in outs]),
+            status,
+            iterations,
+            substeps,
+            stack([outs[-1].solution.detach()]),
+        )
+        return DriveTrajectory(path, stack(acts), stack(forces))
+
+    def _check_size(self, name: str, value: Tensor, size: int) -> None:
+        if not isinstance(value, Tensor) or value.ndim < 1 or value.shape[-1] != size:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            names = self.names if name == "ctrl" else self.activated
+            raise ValueError(f"{name}: got {got}; allowed: a tensor (..., {size}), one number for each of {list(names)}")
+
+
+def _numbers(value: Any) -> Tensor:
+    if isinstance(value, tuple):
+        return torch.stack(torch.broadcast_tensors(*[as_tensor(v, "Drive").double() for v in value]), dim=-1) if value else torch.zeros(0)
+    return as_tensor(value, "Drive").double()
+
+
+def _clip(value: Tensor, bounds: tuple[Any, Any] | None) -> Tensor:
+    return value if bounds is None else torch.clamp(value, _numbers(bounds[0]), _numbers(bounds[1]))

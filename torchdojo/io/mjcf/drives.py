@@ -1,0 +1,113 @@
+"""Actuators of an MJCF file that `td.Drives` takes: those with activations or muscles, and those on tendons and sites."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from torchdojo.engine.drives import Drive, Drives
+from torchdojo.io.mjcf.description import MjcfInfo
+from torchdojo.io.mjcf.drive_laws import GAINS, dynamics_of, on_tendon, taken
+from torchdojo.io.mjcf.model import disabled, import_mujoco
+from torchdojo.io.mjcf.names import joint_label, tendon_label
+from torchdojo.io.mjcf.tendons import site_in
+from torchdojo.io.report import Findings
+from torchdojo.io.robot import WORLD, LinkInfo
+from torchdojo.mechanism import Mechanism
+
+__all__ = ["add_drives", "driven_tendons"]
+
+EXPLICIT = "they act in mech.drives.step and .rollout, with forces of the state before each step; mech.step(ctrl=) has only others"
+
+
+def driven_tendons(robot: MjcfInfo) -> set[int]:
+    """MJCF ids of the tendons that an actuator drives."""
+    model = robot.compiled.model
+    return {int(model.actuator_trnid[i, 0]) for i in range(model.nu) if on_tendon(model, i) and taken(model, i)}
+
+
+def add_drives(mech: Mechanism, robot: MjcfInfo) -> Findings:
+    """Give the mechanism `mech.drives`, if the file has actuators for them: all actuators that act, in the order of the file."""
+    model, findings = robot.compiled.model, Findings()
+    names = {drive.number: name for name, drive in robot.drives.items()}
+    drives: dict[str, Drive | None] = {}
+    shared = () if mech.actuators is None else mech.actuators.names
+    lost: list[str] = []
+    elsewhere: list[str] = []
+    for i in range(model.nu):
+        name = names.get(i) or str(model.actuator(i).name) or f"actuator{i}"
+        if name in shared:
+            drives[name] = None
+        elif taken(model, i):
+            drive = _drive(mech, robot, i, findings, name)
+            if drive is None:
+                (elsewhere if on_tendon(model, i) else lost).append(name)
+            else:
+                drives[name] = drive
+    findings.add("ignored", "actuators", lost, "what they drive is not in the mechanism, or has no input")
+    reason = "their tendons do not act; load(tendons=True) has them, and the reference takes the steps"
+    findings.add("ignored", "actuators of tendons, sites and bodies", elsewhere, reason)
+    own = [name for name, drive in drives.items() if drive is not None]
+    if own:
+        mech.drives = Drives(mech, drives)
+        findings.add("approximated", "actuators with activations, on tendons and on sites", own, EXPLICIT)
+    return findings
+
+
+def _drive(mech: Mechanism, robot: MjcfInfo, i: int, findings: Findings, name: str) -> Drive | None:
+    mujoco, model = import_mujoco(), robot.compiled.model
+    number, kind = int(model.actuator_trnid[i, 0]), mujoco.mjtTrn(int(model.actuator_trntype[i]))
+    gear = model.actuator_gear[i]
+    target: dict[str, Any]
+    if kind == mujoco.mjtTrn.mjTRN_TENDON:
+        label = tendon_label(model, number)
+        if label not in mech.input_layout:
+            return None
+        target = {"tendon": label, "gear": float(gear[0])}
+        if model.tendon_actfrclimited[number]:
+            findings.add("ignored", "largest forces of actuators on tendons", label, "their sum is not clipped")
+    elif kind == mujoco.mjtTrn.mjTRN_SITE:
+        links: list[LinkInfo] = [WORLD, *robot.links.values()]
+        site = site_in(links[int(model.site_bodyid[number])], model.site_pos[number], model.site_quat[number])
+        if site.body is None:
+            return None
+        target = {"site": site, "gear": gear.tolist()}
+    else:
+        places = {label: (joint, k, sign) for joint, entries in robot.coordinates.items() for k, (label, sign) in enumerate(entries)}
+        joint, coordinate, sign = places.get(joint_label(model, number), ("", 0, 1.0))
+        if joint not in mech.input_layout or joint not in mech.coordinate_places():
+            return None
+        zero = float(gear[0] * model.qpos0[model.jnt_qposadr[number]])
+        target = {"joint": joint, "coordinate": coordinate, "gear": sign * float(gear[0]), "length0": zero}
+        if model.jnt_actfrclimited[number]:
+            findings.add("ignored", "largest forces of drives on joints", joint, "their sum is not clipped")
+    if np.any(getattr(model, "actuator_damping", np.zeros(model.nu))[i]) or np.any(
+        getattr(model, "actuator_armature", np.zeros(model.nu))[i]
+    ):
+        findings.add("ignored", "damping and armature of drives", name, "they do not act")
+    gain, bias = (GAINS[int(getattr(model, f"actuator_{key}type")[i])] for key in ("gain", "bias"))
+    numbers: dict[str, Any] = {}
+    for key, law in (("gain", gain), ("bias", bias)):
+        given = getattr(model, f"actuator_{key}prm")[i][: 9 if law == "muscle" else 3].copy()
+        if law == "fixed":
+            given[1 if key == "gain" else 0 :] = 0.0
+        numbers |= {key: "muscle" if law == "muscle" else "affine", f"{key}_numbers": given.tolist()}
+    lengths = _range(model.actuator_lengthrange[i])
+    clamped = not disabled(model, "CLAMPCTRL")
+    return Drive(
+        **target,
+        **numbers,
+        dynamics=dynamics_of(model, i),
+        dynamics_numbers=model.actuator_dynprm[i, :3].tolist(),
+        ctrlrange=_range(model.actuator_ctrlrange[i]) if model.actuator_ctrllimited[i] and clamped else None,
+        forcerange=_range(model.actuator_forcerange[i]) if model.actuator_forcelimited[i] else None,
+        actrange=_range(model.actuator_actrange[i]) if model.actuator_actlimited[i] else None,
+        early=bool(model.actuator_actearly[i]),
+        lengths=lengths if lengths[0] < lengths[1] else None,
+        acc0=float(model.actuator_acc0[i]),
+    )
+
+
+def _range(values: Any) -> tuple[float, float]:
+    return float(values[0]), float(values[1])

@@ -1,0 +1,129 @@
+"""Tendons of an MJCF file: fixed ones over joints, spatial ones through sites, around geoms and over pulleys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchdojo.elements.tendon import Tendon
+from torchdojo.elements.tendon_paths import FixedTendon, Pulley, SpatialTendon, Wrap
+from torchdojo.io.mjcf.description import MjcfInfo
+from torchdojo.io.mjcf.model import disabled, import_mujoco, rotation_of
+from torchdojo.io.mjcf.names import joint_label, tendon_label
+from torchdojo.io.report import Findings
+from torchdojo.io.robot import WORLD, LinkInfo
+from torchdojo.mechanism import Mechanism
+from torchdojo.quaternion import from_rotation_matrix
+from torchdojo.sensors.site import Site
+
+__all__ = ["add_tendons", "site_in"]
+
+#: h² k over the inertia along a tendon above which its spring becomes implicit, as springs of joints do
+STIFF = 0.22
+
+
+def site_in(link: LinkInfo, position: Any, quaternion: Any, **zone: Any) -> Site:
+    """The site of a frame that is given in an MJCF body, which is part of a link."""
+    rotation, place = link.place((rotation_of(quaternion), np.asarray(position, dtype=np.float64)))
+    return Site(link.body, place.tolist(), from_rotation_matrix(torch.as_tensor(rotation)), **zone)
+
+
+def add_tendons(mech: Mechanism, robot: MjcfInfo, wanted: bool, driven: Collection[int]) -> Findings:
+    """Give the mechanism the tendons of the file, if they are wanted; what it does not have, by reason.
+
+    driven: MJCF ids of tendons that get an input.
+    """
+    reader = _Reader(mech, robot)
+    reader.report(wanted, driven)
+    if not wanted:
+        return reader.findings
+    tendons: dict[str, Tendon] = {}
+    for i in range(reader.model.ntendon):
+        tendon = reader.tendon(i, i in driven)
+        if tendon is not None:
+            tendons[tendon_label(reader.model, i)] = tendon
+    if tendons:
+        mech.tendons.update(tendons)
+    return reader.findings
+
+
+class _Reader:
+    def __init__(self, mech: Mechanism, robot: MjcfInfo) -> None:
+        self.mech, self.model, self.mujoco = mech, robot.compiled.model, import_mujoco()
+        self.links: list[LinkInfo] = [WORLD, *robot.links.values()]
+        self.places = {label: (name, i, sign) for name, entries in robot.coordinates.items() for i, (label, sign) in enumerate(entries)}
+        self.findings = Findings()
+
+    def report(self, wanted: bool, driven: Collection[int]) -> None:
+        """Note the laws that tendons do not have here; all tendons, if they are not wanted."""
+        model, add = self.model, self.findings.add
+
+        def having(*keys: str) -> list[int]:
+            return [i for i in range(model.ntendon) if any(np.any(getattr(model, f"tendon_{key}", np.zeros(i + 1))[i]) for key in keys)]
+
+        def labels(numbers: Collection[int]) -> list[str]:
+            return [tendon_label(model, i) for i in numbers]
+
+        if not wanted:
+            acting = sorted({*having("limited", "stiffness", "damping", "frictionloss", "armature"), *driven})
+            add("ignored", "tendons", labels(acting), "they do not act; load(tendons=True) has them, and the reference takes the steps")
+            plain = [i for i in range(model.ntendon) if i not in acting]
+            add("ignored", "tendons without forces", labels(plain), "they have none", "none")
+            return
+        for key, law in (("limited", "limits"), ("frictionloss", "friction"), ("armature", "armature")):
+            add("ignored", f"{law} of tendons", labels(having(key)), "they do not act")
+        curved = labels(having("stiffnesspoly", "dampingpoly"))
+        add("approximated", "springs and dampers of tendons", curved, "they are not linear and keep their linear part")
+        add("ignored", "tendons that yield", labels(having("springyield")), "they do not yield")
+
+    def tendon(self, i: int, actuated: bool) -> Tendon | None:
+        model, label = self.model, tendon_label(self.model, i)
+        stiffness = 0.0 if disabled(model, "SPRING") else float(model.tendon_stiffness[i])
+        damping = 0.0 if disabled(model, "DAMPER") else float(model.tendon_damping[i])
+        hard = float(self.mech.timestep) ** 2 * stiffness * float(model.tendon_invweight0[i]) > STIFF
+        if hard:
+            self.findings.add("approximated", "stiff springs of tendons", label, "they act at the next length, and dissipate")
+        rest = tuple(float(length) for length in model.tendon_lengthspring[i])
+        laws = {"stiffness": stiffness, "damping": damping, "rest": rest, "implicit": hard, "actuated": actuated}
+        first = int(model.tendon_adr[i])
+        places = range(first, first + int(model.tendon_num[i]))
+        fixed = int(model.wrap_type[first]) == int(self.mujoco.mjtWrap.mjWRAP_JOINT)
+        return self._fixed(label, places, laws) if fixed else self._spatial(places, laws)
+
+    def _fixed(self, label: str, places: range, laws: dict[str, Any]) -> FixedTendon | None:
+        """A coordinate is sign (qpos - qpos0)."""
+        joints: dict[str | tuple[str, int], float] = {}
+        offset = 0.0
+        for k in places:
+            j = int(self.model.wrap_objid[k])
+            name, number, sign = self.places.get(joint_label(self.model, j), ("", 0, 1.0))
+            if name not in self.mech.joints:
+                self.findings.add("ignored", "tendons", label, "they run over joints that are not in the mechanism")
+                return None
+            coefficient = float(self.model.wrap_prm[k])
+            joints[name, number] = joints.get((name, number), 0.0) + sign * coefficient
+            offset += coefficient * float(self.model.qpos0[self.model.jnt_qposadr[j]])
+        return FixedTendon(joints, offset=offset, **laws)
+
+    def _spatial(self, places: range, laws: dict[str, Any]) -> SpatialTendon:
+        model, kinds = self.model, self.mujoco.mjtWrap
+        readers: dict[int, Callable[[int, float], Any]] = {
+            int(kinds.mjWRAP_SITE): lambda number, _: self._site(number),
+            int(kinds.mjWRAP_PULLEY): lambda _, divisor: Pulley(divisor),
+            int(kinds.mjWRAP_SPHERE): lambda number, side: self._wrap(number, side, "sphere"),
+            int(kinds.mjWRAP_CYLINDER): lambda number, side: self._wrap(number, side, "cylinder"),
+        }
+        path = [readers[int(model.wrap_type[k])](int(model.wrap_objid[k]), float(model.wrap_prm[k])) for k in places]
+        return SpatialTendon(path, **laws)
+
+    def _site(self, number: int) -> Site:
+        model = self.model
+        return site_in(self.links[int(model.site_bodyid[number])], model.site_pos[number], model.site_quat[number])
+
+    def _wrap(self, number: int, side: float, shape: str) -> Wrap:
+        model = self.model
+        frame = site_in(self.links[int(model.geom_bodyid[number])], model.geom_pos[number], model.geom_quat[number])
+        return Wrap(frame, float(model.geom_size[number, 0]), shape, self._site(int(side)) if side >= 0 else None)
