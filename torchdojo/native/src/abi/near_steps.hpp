@@ -13,7 +13,8 @@ public:
     NearSteps(Handle &handle, const Options &options, const TdRollout &r, const TdNearSteps &near, int64_t first, int64_t last)
         : handle(handle), m(handle.table), pairs(handle.near), options(options), r(r), near(near), first(first), count(last - first),
           width(m.num_parameters + m.num_samples), states(state_size * m.num_bodies), rows(size_t(count * width)),
-          all(size_t(count * pairs.size())), found(all.size()), chosen(all.size()), environments(count) {
+          all(size_t(count * pairs.size())), found(all.size(), -1), chosen(all.size()), environments(count), broad(pairs, m.num_bodies),
+          starts(size_t(count) * pairs.pairs.size()) {
         for (int64_t n = 0; n < count; ++n) std::copy_n(r.parameters + (first + n) * r.parameter_stride, width, row(n));
         for (const NearPairs::Pair &pair : pairs.pairs) most = std::max(most, pair.count);
         terms.resize(3 * most), gaps.resize(most), ranks.resize(most), before.resize(most);
@@ -89,7 +90,10 @@ private:
     std::vector<double> rows;  // parameters of each environment, with the terms of its slots
     std::vector<int64_t> all, found, chosen;  // terms as numbers (`key`): those near at the start, and those of the slots
     std::vector<Environment> environments;
-    std::vector<double> z, impulses, w, warm, terms, gaps, moves;
+    BroadPhase broad;
+    NearSearch near_search;
+    std::vector<NearStart> starts;  // of each environment and pair
+    std::vector<double> z, impulses, w, warm, terms, gaps;
     std::vector<int64_t> status, iterations, substeps, active, cold, before;
     std::vector<int32_t> ranks;
     int32_t most = 1;
@@ -109,6 +113,9 @@ private:
         to[0] = double(kind_of(key));
         to[1] = key < 0 ? 0.0 : double(key / base % base), to[2] = key < 0 ? 0.0 : double(key % base);
     }
+    static bool are_empty(const int64_t *keys, int64_t size) {
+        return std::all_of(keys, keys + size, [](int64_t key) { return key < 0; });
+    }
     static bool has(const int64_t *keys, int64_t size, int64_t key) { return std::find(keys, keys + size, key) != keys + size; }
 
     void step(int64_t t) {
@@ -117,8 +124,9 @@ private:
             Environment &e = environments[n];
             e.cold = e.fresh = !e.warm, e.restarted = false, e.bad = true;
             int64_t *own = &found[n * pairs.size()], *slots = &chosen[n * pairs.size()];
-            search(row(n), before_step(first + n, t), true, [&](const NearPairs::Pair &pair, int64_t terms_found) {
+            search(n, before_step(first + n, t), true, [&](const NearPairs::Pair &pair, int64_t terms_found) {
                 int64_t *to = own + pair.first;
+                if (!terms_found && to[0] < 0 && are_empty(slots + pair.first, pair.count)) return;
                 take(pair, terms_found, to);
                 begin(pair, to, slots + pair.first, e.cold);
             });
@@ -158,7 +166,8 @@ private:
             return true;
         }
         bool lacks = false, overflows = false;
-        search(row(n), &z[n * states], false, [&](const NearPairs::Pair &pair, int64_t terms_found) {
+        search(n, &z[n * states], false, [&](const NearPairs::Pair &pair, int64_t terms_found) {
+            if (!terms_found) return;
             if (terms_found > pair.count) {
                 overflows = true;
                 near.overflow[2 * (first + n)] = pair.contact, near.overflow[2 * (first + n) + 1] = terms_found;
@@ -243,30 +252,22 @@ private:
 
     // Calls f(pair, how many terms are near, the nearest of which are in `terms`) for every pair. travels: within what a step may close.
     template <class F>
-    void search(const double *p, const double *state, bool travels, F &&f) {
-        const double h = travels ? p[parameter::timestep] : 0.0, reach = constant::near_terms::reach;
-        const auto length = [](const Vec3<double> &a) { return std::sqrt(dot(a, a)); };
-        moves.resize(2 * (m.num_bodies + 1));
-        for (int i = 0; i < m.num_bodies; ++i) {
-            moves[2 * i] = h * length(load3(state + state_size * i + 3));
-            moves[2 * i + 1] = h * length(load3(state + state_size * i + 10));
-        }
-        moves[2 * m.num_bodies] = moves[2 * m.num_bodies + 1] = 0.0;
-        for (const NearPairs::Pair &pair : pairs.pairs) {
-            const double *a = state + state_size * pair.body, *b = state + state_size * pair.other;
-            const bool fixed = pair.other == m.num_bodies;
-            const Vec3<double> apart = load3(a) - (fixed ? Vec3<double>{0, 0, 0} : load3(b));
-            const double *move_a = &moves[2 * pair.body], *move_b = &moves[2 * pair.other];
-            const double turns = pair.extent[0] * move_a[1] + pair.extent[1] * move_b[1];
-            const double most_apart = pair.extent[0] + pair.extent[1] + reach + move_a[0] + move_b[0] + turns;
+    void search(int64_t n, const double *state, bool travels, F &&f) {
+        const double h = travels ? row(n)[parameter::timestep] : 0.0;
+        broad.place(state, h);
+        NearStart *start = &starts[n * pairs.pairs.size()];
+        for (size_t k = 0; k < pairs.pairs.size(); ++k) {
+            const NearPairs::Pair &pair = pairs.pairs[k];
             int64_t terms_found = 0;
-            if (!(dot(apart, apart) > most_apart * most_apart)) {
-                const Vec3<double> speed = load3(a + 3) - (fixed ? Vec3<double>{0, 0, 0} : load3(b + 3));
-                Vec3<double> x[2] = {load3(a), {0, 0, 0}};
-                Mat3<double> R[2] = {rotation_matrix(load4(a + 6)), {{1, 0, 0, 0, 1, 0, 0, 0, 1}}};
-                if (!fixed) x[1] = load3(b), R[1] = rotation_matrix(load4(b + 6));
-                terms_found = near_terms(*pair.cores[0], *pair.cores[1], x, R, reach + (travels ? h * length(speed) + turns : 0.0),
-                                         pair.count, terms.data(), gaps.data());
+            if (broad.may_be_near(k)) {
+                const Vec3<double> still = {0, 0, 0}, x[2] = {broad.x[pair.body], broad.x[pair.other]};
+                const Mat3<double> R[2] = {broad.R[pair.body], broad.R[pair.other]};
+                const Vec3<double> speed = load3(state + state_size * pair.body + 3) -
+                                           (pair.other == m.num_bodies ? still : load3(state + state_size * pair.other + 3));
+                const double turns = pair.extent[0] * broad.moves[2 * pair.body + 1] + pair.extent[1] * broad.moves[2 * pair.other + 1];
+                terms_found = near_search(*pair.cores[0], *pair.cores[1], x, R,
+                                          constant::near_terms::reach + h * std::sqrt(dot(speed, speed)) + turns, pair.count, terms.data(),
+                                          gaps.data(), start[k]);
             }
             f(pair, terms_found);
         }

@@ -172,6 +172,8 @@ void td_near_terms(void *handle, const TdNear *near) {
     const auto contact = std::find_if(m.contacts.begin(), m.contacts.end(), [&](const auto &each) { return each.number == near->contact; });
     const PairTable &pair = m.pairs[contact->pair];
     in_parallel(near->environments, near->threads, [&](int64_t first, int64_t last, bool, int64_t) {
+        NearSearch search;
+        NearStart start;
         for (int64_t n = first; n < last; ++n) {
             Vec3<double> x[2] = {};
             Mat3<double> R[2] = {{{1, 0, 0, 0, 1, 0, 0, 0, 1}}, {{1, 0, 0, 0, 1, 0, 0, 0, 1}}};
@@ -181,8 +183,8 @@ void td_near_terms(void *handle, const TdNear *near) {
                 const double *state = near->z + (n * m.num_bodies + bodies[k]) * state_size;
                 x[k] = load3(state), R[k] = rotation_matrix(load4(state + 6));
             }
-            near->counts[n] = near_terms(*pair.cores[0], *pair.cores[1], x, R, near->reach[n], near->capacity,
-                                         near->terms + 3 * n * near->capacity, near->gaps + n * near->capacity);
+            near->counts[n] = search(*pair.cores[0], *pair.cores[1], x, R, near->reach[n], near->capacity,
+                                     near->terms + 3 * n * near->capacity, near->gaps + n * near->capacity, start);
         }
     });
 }
