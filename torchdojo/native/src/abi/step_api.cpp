@@ -196,7 +196,12 @@ void td_near_rollout(void *handle, const TdOptions *o, const TdRollout *r, const
     options.max_total_iterations = o->max_total_iterations;
     in_parallel(
         r->environments, o->threads,
-        [&](int64_t first, int64_t last, bool, int64_t) { NearSteps(h, options, *r, *near, first, last).run(); }, h.lanes());
+        [&](int64_t first, int64_t last, bool, int64_t) {
+            // Numbers of few environments stay in a cache, and their memory is used again.
+            constexpr int64_t most = 32;
+            for (int64_t n = first; n < last; n += most) NearSteps(h, options, *r, *near, n, std::min(last, n + most)).run();
+        },
+        h.lanes());
 }
 
 // Gradients through `td_near_rollout`, of which the terms, states and solutions of all steps are kept.

@@ -220,7 +220,8 @@ private:
     struct Edge {
         int number;
         double low, half, square, over;  // over: share of its length by which a crossing may be beyond its ends
-        Vec3<double> start, along, middle;
+        Vec3<double> start, along, middle, inward[2], outward;
+        bool lone;  // without faces
     };
     struct Side {
         std::vector<double> depth;  // of corners: how far they are along the direction towards the other core
@@ -264,7 +265,17 @@ private:
             const Vec3<double> start = pose(core.corner(from)), along = pose(core.corner(to)) - start;
             const double slope = std::fabs(side.depth[to] - side.depth[from]) / length;
             const double depth = std::fmax(side.depth[from], side.depth[to]) + ends * slope;
-            side.edges.push_back({e, depth, 0.5 * length, length * length, ends / length, start, along, start + 0.5 * along});
+            side.edges.push_back({e,
+                                  depth,
+                                  0.5 * length,
+                                  length * length,
+                                  ends / length,
+                                  start,
+                                  along,
+                                  start + 0.5 * along,
+                                  {pose.R * load3(row + 4), pose.R * load3(row + 7)},
+                                  pose.R * load3(row + 10),
+                                  !core.faces});
         }
     }
 
@@ -274,12 +285,22 @@ private:
         const double most = a.half + b.half + reach;
         if (dot(between, between) > most * most * (1 + 1e-9)) return false;
         const Vec3<double> across = cross(a.along, b.along);
-        const double square = dot(across, across), uv = dot(a.along, b.along), ud = dot(a.along, apart), vd = dot(b.along, apart);
+        const double square = dot(across, across), low = constant::near_terms::parallel_low;
+        if (square < low * low * a.square * b.square * (1 - 1e-9)) return false;
+        const double uv = dot(a.along, b.along), ud = dot(a.along, apart), vd = dot(b.along, apart);
         const double line = dot(across, apart), s = uv * vd - b.square * ud, t = a.square * vd - uv * ud;
         const auto within = [&](double along, double over) {
             return along > -(over + 1e-6) * square && along < (1 + over + 1e-6) * square;
         };
-        return line * line <= widest * widest * square && within(s, a.over) && within(t, b.over);
+        if (!(line * line <= widest * widest * square && within(s, a.over) && within(t, b.over))) return false;
+        // Whether the normal belongs to both edges.
+        const Vec3<double> axis = (1 / std::sqrt(square)) * across;
+        const double side = dot(axis, a.lone && b.lone ? apart : b.outward - a.outward), sign = side < 0 ? -1.0 : 1.0;
+        if (std::fabs(side) < 1e-9) return true;
+        for (int k = 0; k < 2; ++k)
+            if (std::fmax(-sign * dot(a.inward[k], axis), sign * dot(b.inward[k], axis)) > constant::near_terms::cone_high + 1e-9)
+                return false;
+        return true;
     }
 };
 
