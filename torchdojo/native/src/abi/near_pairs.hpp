@@ -31,6 +31,7 @@ struct NearPairs {
     };
     std::vector<Run> runs;  // pairs of one shape with shapes that follow one another
 
+    NearPairs() = default;
     explicit NearPairs(const MechanismTable &m, bool wanted = true) {
         if (!wanted) return;
         std::vector<const ContactTable *> slots;

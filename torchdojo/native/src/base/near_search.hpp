@@ -240,7 +240,7 @@ private:
             top = max(depth, top);
         }
         double most = top[0];
-        for (int k = 1; k < pack_lanes; ++k) most = std::fmax(most, top[k]);
+        for (int k = 1; k < pack_lanes; ++k) most = top[k] > most ? top[k] : most;
         return most;
     }
 
@@ -264,7 +264,7 @@ private:
             const int from = int(row[0]), to = int(row[1]);
             const Vec3<double> start = pose(core.corner(from)), along = pose(core.corner(to)) - start;
             const double slope = std::fabs(side.depth[to] - side.depth[from]) / length;
-            const double depth = std::fmax(side.depth[from], side.depth[to]) + ends * slope;
+            const double depth = std::max(side.depth[from], side.depth[to]) + ends * slope;
             side.edges.push_back({e,
                                   depth,
                                   0.5 * length,
@@ -298,7 +298,7 @@ private:
         const double side = dot(axis, a.lone && b.lone ? apart : b.outward - a.outward), sign = side < 0 ? -1.0 : 1.0;
         if (std::fabs(side) < 1e-9) return true;
         for (int k = 0; k < 2; ++k)
-            if (std::fmax(-sign * dot(a.inward[k], axis), sign * dot(b.inward[k], axis)) > constant::near_terms::cone_high + 1e-9)
+            if (std::max(-sign * dot(a.inward[k], axis), sign * dot(b.inward[k], axis)) > constant::near_terms::cone_high + 1e-9)
                 return false;
         return true;
     }

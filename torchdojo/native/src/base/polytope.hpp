@@ -148,7 +148,7 @@ inline Feature nearest_feature(const Polytope &core, const Vec3<double> &p) {
     const auto look_at = [&](int e) {
         const double *row = core.edge_row(e);
         const Vec3<double> start = core.corner(int(row[0])), along = core.corner(int(row[1])) - start, from = p - start;
-        const double square = dot(along, along), t = std::fmin(std::fmax(dot(from, along) / square, 0.0), 1.0);
+        const double place = dot(from, along) / dot(along, along), t = place < 0 ? 0.0 : place > 1 ? 1.0 : place;
         const Vec3<double> apart = from - t * along;
         const double distance = dot(apart, apart);
         if (!(distance < least || (distance == least && e < nearest))) return;
