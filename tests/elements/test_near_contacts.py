@@ -138,6 +138,48 @@ def test_kernel_finds_the_terms_of_the_reference() -> None:
         assert torch.equal(own[counts <= len(pair.slots)], other[counts <= len(pair.slots)])
 
 
+SOLIDS = {
+    "box": BOX,
+    "rod": td.Box((0.3, 0.02, 0.02)),
+    "ball": td.Sphere(0.05),
+    "capsule": td.Capsule(radius=0.02, length=0.1),
+    "cylinder": td.Cylinder(radius=0.04, length=0.08),
+    "hull": ball_hull(14, 0.05, 3),
+    "plate": td.Hull(ball_hull(12, 0.05, 4).vertices * torch.tensor([1.0, 1.0, 0.2], dtype=torch.float64)),
+}
+
+
+@needs_kernel
+@pytest.mark.parametrize(("first", "second"), [*itertools.combinations(SOLIDS, 2), ("box", "box"), ("plate", "plate")])
+def test_search_finds_all_terms(first: str, second: str) -> None:
+    """The search looks at few corners and edges. All terms that there are, one by one, give the same set."""
+    generator = torch.Generator().manual_seed(0)
+    mech = td.Mechanism({"a": td.Body(1.0), "b": td.Body(1.0)}, (), td.near_contacts("a", SOLIDS[first], "b", SOLIDS[second], slots=200))
+    (pair,) = near_set.near_pairs(mech)
+    count = 12
+    z = mech.initial_state((count,))
+    turned = torch.randn(count, 2, 4, generator=generator, dtype=torch.float64)
+    turned[::3] = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)  # faces on faces
+    direction = torch.randn(count, 3, generator=generator, dtype=torch.float64)
+    direction[::3] = torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64)
+    direction /= torch.linalg.vector_norm(direction, dim=-1, keepdim=True)
+    z.view(count, 2, 13)[..., 6:10] = turned / torch.linalg.vector_norm(turned, dim=-1, keepdim=True)
+    reach = torch.where(torch.arange(count) % 2 == 0, 1e-3, 1e-2).double()
+    near, apart = torch.zeros(count, dtype=torch.float64), torch.full((count,), 0.5, dtype=torch.float64)
+    for _ in range(14):  # poses at which the shapes come within a millimeter
+        middle = 0.5 * (near + apart)
+        z[:, :3] = middle[:, None] * direction
+        found = mech.backends._search(mech.options, pair, z, torch.full((count,), 5e-4, dtype=torch.float64))[1] > 0
+        near, apart = torch.where(found, middle, near), torch.where(found, apart, middle)
+    z[:, :3] = near[:, None] * direction
+    terms, counts = mech.backends._search(mech.options, pair, z, reach)
+    expected, all_counts = near_set.search_in_torch(pair, z, reach)
+    assert torch.equal(counts, all_counts) and bool((counts > 0).any())
+    own, other = (near_set._keys(t).sort(-1).values for t in (terms, expected))
+    fits = counts <= len(pair.slots)
+    assert torch.equal(own[fits], other[fits])
+
+
 # -- steps ---------------------------------------------------------------------------------------------------------------------------------
 
 

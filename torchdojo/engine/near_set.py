@@ -318,7 +318,7 @@ def search_in_torch(pair: NearPair, z: Tensor, reach: Tensor) -> tuple[Tensor, T
         poses.append((x[:, None].expand(-1, len(terms), 3), q[:, None].expand(-1, len(terms), 4)))
     found = near_term(a, b, poses[0], poses[1], terms.expand(len(z), -1, 3), False)
     gap = torch.where(found.possible, found.gap, torch.inf)
-    near = gap < reach[:, None]
+    near = torch.maximum(gap, found.line) < reach[:, None]  # a blended gap of lines that are far apart is no sign that they come near
     least, order = torch.where(near, gap, torch.inf).sort(dim=-1, stable=True)
     slots = len(pair.slots)
     order, least = order[:, :slots], least[:, :slots]

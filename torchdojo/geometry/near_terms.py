@@ -34,6 +34,7 @@ class Term(NamedTuple):
     """Gap (...,) [m], unit normal from b to a (..., 3), point on a (..., 3) and weight of the impulse (...,) of a term.
 
     possible: (...,) whether it may be a place of contact: a crossing that counts, and whose edges are not past each other.
+    line: (...,) gap of the lines of two edges, before it is blended [m]; of corners their gap.
     """
 
     gap: Tensor
@@ -41,6 +42,7 @@ class Term(NamedTuple):
     point: Tensor
     weight: Tensor
     possible: Tensor
+    line: Tensor
 
 
 def fade(t: Tensor) -> Tensor:
@@ -71,7 +73,7 @@ def near_term(
     kind, first, second = term.expand(*lead, 3).long().unbind(-1)
     corner = _corner(a, b, pose_a, pose_b, first.clamp_max(len(a.vertices) - 1), kind == CORNER)
     flipped = _corner(b, a, pose_b, pose_a, first.clamp_max(len(b.vertices) - 1), kind == OTHER_CORNER)
-    other = Term(flipped.gap, -flipped.normal, flipped.point - flipped.gap[..., None] * flipped.normal, flipped.weight, flipped.possible)
+    other = flipped._replace(normal=-flipped.normal, point=flipped.point - flipped.gap[..., None] * flipped.normal)
     result = _choose(kind == CORNER, corner, other)
     if len(a.edges) and len(b.edges):
         i, j = first.clamp_max(len(a.edges) - 1), second.clamp_max(len(b.edges) - 1)
@@ -93,7 +95,7 @@ def _corner(a: Polytope, b: Polytope, pose_a: tuple[Tensor, Tensor], pose_b: tup
     normal = quat.rotate(qb, local)
     gap = distance - a.radius - b.radius
     gap, weight = torch.where(asked, gap, 2 * REACH), torch.ones_like(gap)
-    return Term(gap, normal, place - a.radius * normal, torch.where(asked, weight, 0.0), asked)
+    return Term(gap, normal, place - a.radius * normal, torch.where(asked, weight, 0.0), asked, gap)
 
 
 def _crossing(
@@ -130,5 +132,5 @@ def _crossing(
         keep = keep * fade(((b.inward.to(xa)[j, k] * in_b).sum(-1) - CONE[0]) / (CONE[1] - CONE[0]))
     keep = torch.where(real, keep, 0.0)
     possible = (keep > 0) & (gap >= -PAST * (a.radius + b.radius))
-    gap = torch.where(real, keep * gap + (1 - keep) * (2 * REACH), 2 * REACH)
-    return Term(gap, normal, from_a + s[..., None] * u - a.radius * normal, keep, possible)
+    blended = torch.where(real, keep * gap + (1 - keep) * (2 * REACH), 2 * REACH)
+    return Term(blended, normal, from_a + s[..., None] * u - a.radius * normal, keep, possible, gap)

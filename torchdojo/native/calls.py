@@ -103,7 +103,7 @@ STRUCTS: dict[str, dict[str, str]] = {
         "along": "const double *",  # the gradient of the value, or the tangent of the argument; null for the value
         "out": "double *",
     },
-    # The near terms of a pair of polytopes (base/polytope.hpp), of each environment the nearest first.
+    # The near terms of a pair of polytopes (base/near_search.hpp), of each environment the nearest first.
     "TdNear": {
         "environments": "int64_t",
         "threads": "int64_t",

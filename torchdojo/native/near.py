@@ -1,4 +1,4 @@
-"""Near terms of polytopes through the kernel (src/base/polytope.hpp), and rollouts that choose them (src/abi/near_steps.hpp)."""
+"""Near terms of polytopes through the kernel (src/base/near_search.hpp), and rollouts that choose them (src/abi/near_steps.hpp)."""
 
 from __future__ import annotations
 

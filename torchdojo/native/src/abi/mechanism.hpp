@@ -116,8 +116,9 @@ private:
         for (int n = int(*p++); n; --n) {
             Polytope core{int(p[0]), int(p[1]), int(p[2]), p[3], p + 4};
             core.face = core.vertex + 3 * core.vertices, core.edge = core.face + 4 * core.faces;
-            core.extent = core.bound();
-            polytopes.push_back(core), p = core.edge + Polytope::edge_size * core.edges;
+            core.prepare();
+            p = core.edge + Polytope::edge_size * core.edges;
+            polytopes.push_back(std::move(core));
         }
         for (PairTable &pair : pairs)
             if (pair.core_a >= 0) pair.cores[0] = &polytopes[pair.core_a], pair.cores[1] = &polytopes[pair.core_b];

@@ -6,6 +6,7 @@
 #include <map>
 
 #include "abi/mechanism.hpp"
+#include "base/near_search.hpp"
 
 namespace torchdojo {
 
@@ -16,10 +17,21 @@ struct NearPairs {
         const Polytope *cores[2];
         double extent[2];  // radii of balls about the origins of the bodies that hold the shapes
     };
+    struct Shape {
+        int32_t body;
+        const Polytope *core;
+        double extent;
+    };
     std::vector<Pair> pairs;    // in the order of their first contacts
     std::vector<int32_t> term;  // of each slot: where its term stands among the parameters. Slots of a pair follow one another
     std::vector<int32_t> place;  // of each slot: its number among the near contacts as declared
+    std::vector<Shape> shapes;  // of the pairs, each once
+    struct Run {
+        int32_t pair, a, b, count;
+    };
+    std::vector<Run> runs;  // pairs of one shape with shapes that follow one another
 
+    NearPairs() = default;
     explicit NearPairs(const MechanismTable &m, bool wanted = true) {
         if (!wanted) return;
         std::vector<const ContactTable *> slots;
@@ -46,9 +58,96 @@ struct NearPairs {
         for (size_t p = 0; p < pairs.size(); ++p) {
             pairs[p].first = int32_t(term.size()), pairs[p].count = int32_t(members[p].size());
             for (const int k : members[p]) term.push_back(m.pairs[slots[k]->pair].shape_a), place.push_back(k);
+            const int32_t a = number_of({pairs[p].body, pairs[p].cores[0], pairs[p].extent[0]});
+            const int32_t b = number_of({pairs[p].other, pairs[p].cores[1], pairs[p].extent[1]});
+            if (!runs.empty() && runs.back().a == a && runs.back().b + runs.back().count == b) ++runs.back().count;
+            else runs.push_back({int32_t(p), a, b, 1});
         }
     }
     int64_t size() const { return int64_t(term.size()); }  // slots of all pairs
+
+private:
+    int32_t number_of(const Shape &shape) {
+        for (size_t i = 0; i < shapes.size(); ++i)
+            if (shapes[i].body == shape.body && shapes[i].core == shape.core) return int32_t(i);
+        shapes.push_back(shape);
+        return int32_t(shapes.size()) - 1;
+    }
+};
+
+// Which pairs may be near in a state: those whose balls meet. All pairs are looked at, several at a time.
+class BroadPhase {
+public:
+    std::vector<Vec3<double>> x;  // poses of bodies; the world is the last one
+    std::vector<Mat3<double>> R;
+    std::vector<double> moves;  // of each body in a step: how far it goes, and how far it turns
+
+    BroadPhase(const NearPairs &pairs, int bodies)
+        : x(bodies + 1), R(bodies + 1), moves(2 * (bodies + 1)), pairs(pairs), stride(pairs.shapes.size() + pack_lanes), ball(4 * stride),
+          meets(padded(pairs.pairs.size()) + pack_lanes) {
+        x[bodies] = {0, 0, 0}, R[bodies] = {{1, 0, 0, 0, 1, 0, 0, 0, 1}};
+    }
+
+    static size_t padded(size_t pairs) { return (pairs + 7) / 8 * 8; }
+
+    // h: time for which bodies go on as in the state.
+    void place(const double *state, double h) {
+        const int bodies = int(x.size()) - 1;
+        for (int i = 0; i < bodies; ++i, state += state_size) {
+            const Vec3<double> v = load3(state + 3), omega = load3(state + 10);
+            x[i] = load3(state), R[i] = rotation_matrix(load4(state + 6));
+            moves[2 * i] = h > 0 ? h * std::sqrt(dot(v, v)) : 0.0, moves[2 * i + 1] = h > 0 ? h * std::sqrt(dot(omega, omega)) : 0.0;
+        }
+        // Crossings of edges may be beyond the ends of both of them.
+        constexpr double margin = 0.5 * constant::near_terms::reach + constant::near_terms::ends;
+        double *bx = ball.data(), *by = bx + stride, *bz = by + stride, *radius = bz + stride;
+        for (size_t i = 0; i < pairs.shapes.size(); ++i) {
+            const NearPairs::Shape &shape = pairs.shapes[i];
+            const Vec3<double> center = x[shape.body] + R[shape.body] * shape.core->center;
+            const double *move = &moves[2 * shape.body];
+            bx[i] = center.x, by[i] = center.y, bz[i] = center.z;
+            radius[i] = shape.core->size + shape.core->radius + move[0] + shape.extent * move[1] + margin;
+        }
+        for (const NearPairs::Run &run : pairs.runs) {
+            const double ax = bx[run.a], ay = by[run.a], az = bz[run.a], ar = radius[run.a];
+            for (int32_t k = 0; k < run.count; k += pack_lanes) {  // lanes beyond the run are those of the next one, which come later
+                const int32_t b = run.b + k;
+                const Pack dx = load(bx + b) - ax, dy = load(by + b) - ay, dz = load(bz + b) - az, r = load(radius + b) + ar;
+                const PackMask near = dx * dx + dy * dy + dz * dz <= r * r;  // false where numbers are not finite
+                const Bytes bytes = __builtin_convertvector(near, Bytes);
+                std::memcpy(&meets[run.pair + k], &bytes, sizeof bytes);
+            }
+        }
+        std::fill(meets.begin() + int64_t(pairs.pairs.size()), meets.end(), 0);
+    }
+
+    // Calls f(pair) for pairs that may be near, and for those that are marked, if any are.
+    template <class F>
+    void each(const uint8_t *marked, F &&f) const {
+        const size_t count = pairs.pairs.size();
+        for (size_t k = 0; k < count; k += 8) {
+            uint64_t some, more = 0;
+            std::memcpy(&some, &meets[k], 8);
+            if (marked) std::memcpy(&more, marked + k, 8);
+            if (!(some | more)) continue;
+            for (size_t i = k; i < std::min(k + 8, count); ++i)
+                if (meets[i] || (marked && marked[i])) f(i);
+        }
+    }
+    bool may_be_near(size_t pair) const { return meets[pair] != 0; }
+
+private:
+    typedef int8_t Bytes __attribute__((vector_size(pack_lanes)));
+    const NearPairs &pairs;
+    const size_t stride;
+    std::vector<double> ball;    // centers and radii of shapes
+    std::vector<uint8_t> meets;  // of pairs: whether their balls meet
+
+    static Pack load(const double *p) {
+        Pack pack;
+        std::memcpy(&pack, p, sizeof pack);
+        return pack;
+    }
 };
 
 }  // namespace torchdojo

@@ -13,7 +13,8 @@ public:
     NearSteps(Handle &handle, const Options &options, const TdRollout &r, const TdNearSteps &near, int64_t first, int64_t last)
         : handle(handle), m(handle.table), pairs(handle.near), options(options), r(r), near(near), first(first), count(last - first),
           width(m.num_parameters + m.num_samples), states(state_size * m.num_bodies), rows(size_t(count * width)),
-          all(size_t(count * pairs.size())), found(all.size()), chosen(all.size()), environments(count) {
+          all(size_t(count * pairs.size())), found(all.size(), -1), chosen(all.size()), environments(count), broad(pairs, m.num_bodies),
+          starts(size_t(count) * pairs.pairs.size()) {
         for (int64_t n = 0; n < count; ++n) std::copy_n(r.parameters + (first + n) * r.parameter_stride, width, row(n));
         for (const NearPairs::Pair &pair : pairs.pairs) most = std::max(most, pair.count);
         terms.resize(3 * most), gaps.resize(most), ranks.resize(most), before.resize(most);
@@ -26,6 +27,7 @@ public:
         for (int64_t n = 0; n < count; ++n) {
             int64_t *known = &chosen[n * pairs.size()];
             for (int64_t k = 0; k < pairs.size(); ++k) known[k] = near.known ? key_of(row(n) + pairs.term[k]) : -1;
+            for (size_t k = 0; k < pairs.pairs.size(); ++k) mark(n, k);
             near.overflow[2 * (first + n)] = -1;
             if (r.warm) std::copy_n(r.warm + (first + n) * m.num_unknowns, m.num_unknowns, warm_of(n));
             environments[n].warm = r.warm != nullptr;
@@ -89,7 +91,11 @@ private:
     std::vector<double> rows;  // parameters of each environment, with the terms of its slots
     std::vector<int64_t> all, found, chosen;  // terms as numbers (`key`): those near at the start, and those of the slots
     std::vector<Environment> environments;
-    std::vector<double> z, impulses, w, warm, terms, gaps, moves;
+    BroadPhase broad;
+    NearSearch near_search;
+    std::vector<NearStart> starts;  // of each environment and pair
+    std::vector<uint8_t> busy;  // of each environment and pair: whether it has terms, near ones or in slots
+    std::vector<double> z, impulses, w, warm, terms, gaps;
     std::vector<int64_t> status, iterations, substeps, active, cold, before;
     std::vector<int32_t> ranks;
     int32_t most = 1;
@@ -109,6 +115,13 @@ private:
         to[0] = double(kind_of(key));
         to[1] = key < 0 ? 0.0 : double(key / base % base), to[2] = key < 0 ? 0.0 : double(key % base);
     }
+    size_t marks() const { return BroadPhase::padded(pairs.pairs.size()); }
+    // Marks a pair with terms, near ones or in slots.
+    void mark(int64_t n, int64_t pair) {
+        const int64_t from = n * pairs.size() + pairs.pairs[pair].first, to = from + pairs.pairs[pair].count;
+        const bool empty = std::all_of(&chosen[from], chosen.data() + to, [](int64_t key) { return key < 0; });
+        busy[n * marks() + pair] = found[from] >= 0 || !empty;
+    }
     static bool has(const int64_t *keys, int64_t size, int64_t key) { return std::find(keys, keys + size, key) != keys + size; }
 
     void step(int64_t t) {
@@ -117,10 +130,11 @@ private:
             Environment &e = environments[n];
             e.cold = e.fresh = !e.warm, e.restarted = false, e.bad = true;
             int64_t *own = &found[n * pairs.size()], *slots = &chosen[n * pairs.size()];
-            search(row(n), before_step(first + n, t), true, [&](const NearPairs::Pair &pair, int64_t terms_found) {
+            search(n, before_step(first + n, t), true, [&](const NearPairs::Pair &pair, int64_t terms_found) {
                 int64_t *to = own + pair.first;
                 take(pair, terms_found, to);
                 begin(pair, to, slots + pair.first, e.cold);
+                mark(n, &pair - pairs.pairs.data());
             });
             active.push_back(n);
         }
@@ -158,7 +172,8 @@ private:
             return true;
         }
         bool lacks = false, overflows = false;
-        search(row(n), &z[n * states], false, [&](const NearPairs::Pair &pair, int64_t terms_found) {
+        search(n, &z[n * states], false, [&](const NearPairs::Pair &pair, int64_t terms_found) {
+            if (!terms_found) return;
             if (terms_found > pair.count) {
                 overflows = true;
                 near.overflow[2 * (first + n)] = pair.contact, near.overflow[2 * (first + n) + 1] = terms_found;
@@ -167,7 +182,7 @@ private:
             take(pair, terms_found, to);
             bool lacking = false;
             for (int32_t k = 0; k < pair.count && to[k] >= 0; ++k) lacking |= !has(own + pair.first, pair.count, to[k]);
-            if (lacking && solved) merge(pair.count, to, own + pair.first, true), lacks = true;
+            if (lacking && solved) merge(pair.count, to, own + pair.first, true), mark(n, &pair - pairs.pairs.data()), lacks = true;
         });
         e.bad = lacks || overflows || (!e.sound && free);
         if (!lacks || overflows) return false;
@@ -190,7 +205,7 @@ private:
         r.status[place] = status[n], r.iterations[place] = iterations[n], r.substeps[place] = substeps[n];
         double *to = near.terms + (at * near.stored + (near.stored > 1 ? t : 0)) * 3 * pairs.size();
         for (int64_t k = 0; k < pairs.size(); ++k) std::copy_n(row(n) + pairs.term[k], 3, to + 3 * pairs.place[k]);
-        std::copy_n(&w[n * nw], nw, warm_of(n));
+        if (t + 1 < r.steps) std::copy_n(&w[n * nw], nw, warm_of(n));
         e.warm = true;
     }
 
@@ -200,32 +215,34 @@ private:
         if (!size) return;
         const bool whole = size == count;
         if (!whole) some_rows.resize(size * width);
-        some_z.resize(size * states), some_u.resize(size * nu), some_wrench.resize(size * nb6), some_warm.resize(size * nw);
-        out_z.resize(size * states), out_impulses.resize(size * ni), out_w.resize(size * nw), out_counts.resize(3 * size);
+        some_z.resize(size * states), some_u.resize(size * nu), some_wrench.resize(size * nb6);
+        if (!whole) some_warm.resize(size * nw), out_w.resize(size * nw);
+        out_z.resize(size * states), out_impulses.resize(size * ni), out_counts.resize(3 * size);
         for (int64_t i = 0; i < size; ++i) {
             const int64_t n = which[i], at = first + n;
             for (int64_t k = 0; k < pairs.size(); ++k) {
                 double *slot = row(n) + pairs.term[k];
-                put_term(chosen[n * pairs.size() + k], slot);
+                const int64_t own = chosen[n * pairs.size() + k];
+                if (own >= 0 || slot[0] >= 0) put_term(own, slot);
                 slot[parameter::slot::fading] = fading;
             }
             if (!whole) std::copy_n(row(n), width, &some_rows[i * width]);
             std::copy_n(before_step(at, t), states, &some_z[i * states]);
             if (r.u) std::copy_n(r.u + (at * r.steps + t) * nu, nu, some_u.data() + i * nu);
             if (r.wrench) std::copy_n(r.wrench + at * nb6, nb6, &some_wrench[i * nb6]);
-            if (from_warm) std::copy_n(warm_of(n), nw, &some_warm[i * nw]);
+            if (from_warm && !whole) std::copy_n(warm_of(n), nw, &some_warm[i * nw]);
         }
         TdRollout one = call(whole ? rows.data() : some_rows.data(), size, some_z.data(), r.u ? some_u.data() : nullptr);
         if (r.wrench) one.wrench = some_wrench.data();
-        if (from_warm) one.warm = some_warm.data();
-        one.z = out_z.data(), one.impulses = out_impulses.data(), one.w = out_w.data();
+        if (from_warm) one.warm = whole ? warm.data() : some_warm.data();
+        one.z = out_z.data(), one.impulses = out_impulses.data(), one.w = whole ? w.data() : out_w.data();
         one.status = &out_counts[0], one.iterations = &out_counts[size], one.substeps = &out_counts[2 * size];
         handle.forward(size > 1, options, one, 0, size);
         for (int64_t i = 0; i < size; ++i) {
             const int64_t n = which[i];
             std::copy_n(&out_z[i * states], states, &z[n * states]);
             std::copy_n(out_impulses.data() + i * ni, ni, impulses.data() + n * ni);
-            std::copy_n(&out_w[i * nw], nw, &w[n * nw]);
+            if (!whole) std::copy_n(&out_w[i * nw], nw, &w[n * nw]);
             status[n] = out_counts[i], iterations[n] = out_counts[size + i], substeps[n] = out_counts[2 * size + i];
         }
     }
@@ -241,35 +258,28 @@ private:
         return one;
     }
 
-    // Calls f(pair, how many terms are near, the nearest of which are in `terms`) for every pair. travels: within what a step may close.
+    // Calls f(pair, how many terms are near, the nearest of which are in `terms`) for pairs that have some, and at the start of a step for
+    // those that had some. travels: within what a step may close, at its start.
     template <class F>
-    void search(const double *p, const double *state, bool travels, F &&f) {
-        const double h = travels ? p[parameter::timestep] : 0.0, reach = constant::near_terms::reach;
-        const auto length = [](const Vec3<double> &a) { return std::sqrt(dot(a, a)); };
-        moves.resize(2 * (m.num_bodies + 1));
-        for (int i = 0; i < m.num_bodies; ++i) {
-            moves[2 * i] = h * length(load3(state + state_size * i + 3));
-            moves[2 * i + 1] = h * length(load3(state + state_size * i + 10));
-        }
-        moves[2 * m.num_bodies] = moves[2 * m.num_bodies + 1] = 0.0;
-        for (const NearPairs::Pair &pair : pairs.pairs) {
-            const double *a = state + state_size * pair.body, *b = state + state_size * pair.other;
-            const bool fixed = pair.other == m.num_bodies;
-            const Vec3<double> apart = load3(a) - (fixed ? Vec3<double>{0, 0, 0} : load3(b));
-            const double *move_a = &moves[2 * pair.body], *move_b = &moves[2 * pair.other];
-            const double turns = pair.extent[0] * move_a[1] + pair.extent[1] * move_b[1];
-            const double most_apart = pair.extent[0] + pair.extent[1] + reach + move_a[0] + move_b[0] + turns;
+    void search(int64_t n, const double *state, bool travels, F &&f) {
+        const double h = travels ? row(n)[parameter::timestep] : 0.0;
+        broad.place(state, h);
+        NearStart *start = &starts[n * pairs.pairs.size()];
+        broad.each(travels ? &busy[n * marks()] : nullptr, [&](size_t k) {
+            const NearPairs::Pair &pair = pairs.pairs[k];
             int64_t terms_found = 0;
-            if (!(dot(apart, apart) > most_apart * most_apart)) {
-                const Vec3<double> speed = load3(a + 3) - (fixed ? Vec3<double>{0, 0, 0} : load3(b + 3));
-                Vec3<double> x[2] = {load3(a), {0, 0, 0}};
-                Mat3<double> R[2] = {rotation_matrix(load4(a + 6)), {{1, 0, 0, 0, 1, 0, 0, 0, 1}}};
-                if (!fixed) x[1] = load3(b), R[1] = rotation_matrix(load4(b + 6));
-                terms_found = near_terms(*pair.cores[0], *pair.cores[1], x, R, reach + (travels ? h * length(speed) + turns : 0.0),
-                                         pair.count, terms.data(), gaps.data());
+            if (broad.may_be_near(k)) {
+                const bool fixed = pair.other == m.num_bodies;
+                const Vec3<double> still = {0, 0, 0}, x[2] = {broad.x[pair.body], broad.x[pair.other]};
+                const Mat3<double> R[2] = {broad.R[pair.body], broad.R[pair.other]};
+                const Vec3<double> other = fixed ? still : load3(state + state_size * pair.other + 3);
+                const Vec3<double> speed = load3(state + state_size * pair.body + 3) - other;
+                const double turns = pair.extent[0] * broad.moves[2 * pair.body + 1] + pair.extent[1] * broad.moves[2 * pair.other + 1];
+                const double reach = constant::near_terms::reach + (travels ? h * std::sqrt(dot(speed, speed)) + turns : 0.0);
+                terms_found = near_search(*pair.cores[0], *pair.cores[1], x, R, reach, pair.count, terms.data(), gaps.data(), start[k]);
             }
             f(pair, terms_found);
-        }
+        });
     }
 
     // The terms of the last search as numbers.

@@ -172,6 +172,8 @@ void td_near_terms(void *handle, const TdNear *near) {
     const auto contact = std::find_if(m.contacts.begin(), m.contacts.end(), [&](const auto &each) { return each.number == near->contact; });
     const PairTable &pair = m.pairs[contact->pair];
     in_parallel(near->environments, near->threads, [&](int64_t first, int64_t last, bool, int64_t) {
+        NearSearch search;
+        NearStart start;
         for (int64_t n = first; n < last; ++n) {
             Vec3<double> x[2] = {};
             Mat3<double> R[2] = {{{1, 0, 0, 0, 1, 0, 0, 0, 1}}, {{1, 0, 0, 0, 1, 0, 0, 0, 1}}};
@@ -181,8 +183,8 @@ void td_near_terms(void *handle, const TdNear *near) {
                 const double *state = near->z + (n * m.num_bodies + bodies[k]) * state_size;
                 x[k] = load3(state), R[k] = rotation_matrix(load4(state + 6));
             }
-            near->counts[n] = near_terms(*pair.cores[0], *pair.cores[1], x, R, near->reach[n], near->capacity,
-                                         near->terms + 3 * n * near->capacity, near->gaps + n * near->capacity);
+            near->counts[n] = search(*pair.cores[0], *pair.cores[1], x, R, near->reach[n], near->capacity,
+                                     near->terms + 3 * n * near->capacity, near->gaps + n * near->capacity, start);
         }
     });
 }
@@ -194,7 +196,12 @@ void td_near_rollout(void *handle, const TdOptions *o, const TdRollout *r, const
     options.max_total_iterations = o->max_total_iterations;
     in_parallel(
         r->environments, o->threads,
-        [&](int64_t first, int64_t last, bool, int64_t) { NearSteps(h, options, *r, *near, first, last).run(); }, h.lanes());
+        [&](int64_t first, int64_t last, bool, int64_t) {
+            // Numbers of few environments stay in a cache, and their memory is used again.
+            constexpr int64_t most = 32;
+            for (int64_t n = first; n < last; n += most) NearSteps(h, options, *r, *near, n, std::min(last, n + most)).run();
+        },
+        h.lanes());
 }
 
 // Gradients through `td_near_rollout`, of which the terms, states and solutions of all steps are kept.

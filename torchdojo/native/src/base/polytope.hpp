@@ -1,35 +1,114 @@
 // Convex polytopes with a radius, and the near terms of two of them (torchdojo/geometry/polytopes.py and near_terms.py, which say why).
-// S: double, or double with derivatives.
+// S: double, or double with derivatives. `near_search.hpp` finds the terms of a pair.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "base/dual.hpp"
 #include "torchdojo_tables.hpp"
 
 namespace torchdojo {
 
-// A view of one polytope among the numbers of a mechanism (native/polytopes.py).
+// Lists of numbers, one list behind the other.
+struct Lists {
+    std::vector<int32_t> first{0}, member;
+
+    struct Range {
+        const int32_t *from, *to;
+        const int32_t *begin() const { return from; }
+        const int32_t *end() const { return to; }
+    };
+    Range operator[](int i) const { return {member.data() + first[i], member.data() + first[i + 1]}; }
+};
+
+// A view of one polytope among the numbers of a mechanism (native/polytopes.py), with what `prepare` derives from them.
 struct Polytope {
     static constexpr int edge_size = 13;  // ends, faces, inward directions in both, outward direction
+    // Planes of merged faces are tilted by up to 4.5e-5 (SAME_PLANE of polytopes.py), so heights above them are off by this share of the
+    // size at most.
+    static constexpr double tilt = 1e-4;
 
     int vertices, faces, edges;
     double radius;
     const double *vertex, *face = nullptr, *edge = nullptr;
-    double extent = 0;  // `bound`, kept
+    double extent = 0, size = 0;  // radii of balls about the origin and about `center` that hold the core
+    Vec3<double> center{0, 0, 0};
+    std::vector<Pack> corners, planes;  // x, y, z of as many corners as there are lanes, then of the next; normals and offsets of faces
+    std::vector<double> length;  // of edges
+    Lists edges_of_face, edges_of_corner;  // of a face: twice the edge, plus which side of it the face is
 
-    double bound() const {
-        double square = 0;
-        for (int i = 0; i < vertices; ++i) square = std::fmax(square, dot(corner(i), corner(i)));
-        return std::sqrt(square);
+    void prepare() {
+        for (int i = 0; i < vertices; ++i) center = center + (1.0 / vertices) * corner(i);
+        for (int i = 0; i < vertices; ++i) {
+            extent = std::fmax(extent, std::sqrt(dot(corner(i), corner(i))));
+            size = std::fmax(size, std::sqrt(dot(corner(i) - center, corner(i) - center)));
+        }
+        corners = side_by_side(vertex, vertices, 3), planes = side_by_side(face, faces, 4);
+        std::vector<std::vector<int32_t>> of_face(faces), of_corner(vertices);
+        for (int e = 0; e < edges; ++e) {
+            const double *row = edge_row(e);
+            const Vec3<double> along = corner(int(row[1])) - corner(int(row[0]));
+            length.push_back(std::sqrt(dot(along, along)));
+            for (int k = 0; k < 2; ++k) {
+                of_corner[int(row[k])].push_back(e);
+                if (row[2 + k] >= 0) of_face[int(row[2 + k])].push_back(2 * e + k);
+            }
+        }
+        edges_of_face = joined(of_face), edges_of_corner = joined(of_corner);
     }
     Vec3<double> corner(int i) const { return load3(vertex + 3 * i); }
     Vec3<double> normal(int f) const { return load3(face + 4 * f); }
     double offset(int f) const { return face[4 * f + 3]; }
     const double *edge_row(int e) const { return edge + edge_size * e; }
+
+private:
+    // Rows of numbers as packs, the last row once more in the lanes that are left.
+    static std::vector<Pack> side_by_side(const double *rows, int count, int width) {
+        std::vector<Pack> packs(size_t((count + pack_lanes - 1) / pack_lanes * width));
+        for (int i = 0; i < int(packs.size()) / width * pack_lanes; ++i)
+            for (int k = 0; k < width; ++k) packs[i / pack_lanes * width + k][i % pack_lanes] = rows[width * std::min(i, count - 1) + k];
+        return packs;
+    }
+    static Lists joined(const std::vector<std::vector<int32_t>> &lists) {
+        Lists all;
+        for (const std::vector<int32_t> &list : lists) {
+            all.member.insert(all.member.end(), list.begin(), list.end());
+            all.first.push_back(int32_t(all.member.size()));
+        }
+        return all;
+    }
 };
+
+// The largest of some numbers, and which it is: the first of several.
+struct Peak {
+    double height = -std::numeric_limits<double>::infinity();
+    int index = 0;
+};
+
+// height(block, lane 0 …): numbers of one block of packs after the other.
+template <class F>
+TD_INLINE Peak highest(int blocks, F &&height) {
+    Pack top = broadcast<Pack>(-std::numeric_limits<double>::infinity());
+    PackMask block = {};
+    for (int i = 0; i < blocks; ++i) {
+        const Pack own = height(i);
+        const PackMask above = own > top;
+        top = above ? own : top, block = above ? PackMask{} + int64_t(i) : block;
+    }
+    Peak peak;
+    for (int k = 0; k < pack_lanes; ++k) {
+        const int index = int(block[k]) * pack_lanes + k;
+        if (top[k] > peak.height || (top[k] == peak.height && index < peak.index)) peak.height = top[k], peak.index = index;
+    }
+    return peak;
+}
+TD_INLINE Pack plane_height(const Polytope &core, int block, const Vec3<double> &p) {
+    const Pack *plane = &core.planes[4 * block];
+    return plane[0] * p.x + plane[1] * p.y + plane[2] * p.z - plane[3];
+}
 
 template <class S>
 struct NearTerm {
@@ -61,34 +140,49 @@ struct Feature {
     Vec3<double> direction{0, 0, 0};
 };
 
+// An edge is nearest where a face on one of its sides is seen from the point, or the core has no faces.
 inline Feature nearest_feature(const Polytope &core, const Vec3<double> &p) {
     Feature f;
     double least = std::numeric_limits<double>::infinity();
-    for (int e = 0; e < core.edges; ++e) {
+    int nearest = core.edges;
+    const auto look_at = [&](int e) {
         const double *row = core.edge_row(e);
         const Vec3<double> start = core.corner(int(row[0])), along = core.corner(int(row[1])) - start, from = p - start;
-        const double square = dot(along, along), t = std::fmin(std::fmax(dot(from, along) / square, 0.0), 1.0);
+        const double place = dot(from, along) / dot(along, along), t = place < 0 ? 0.0 : place > 1 ? 1.0 : place;
         const Vec3<double> apart = from - t * along;
         const double distance = dot(apart, apart);
-        if (!(distance < least)) continue;
-        least = distance;
+        if (!(distance < least || (distance == least && e < nearest))) return;
+        least = distance, nearest = e;
         f.corner = int(t < 1 ? row[0] : row[1]);
-        f.direction = t > 0 && t < 1 ? (1 / std::sqrt(square)) * along : Vec3<double>{0, 0, 0};
+        f.direction = t > 0 && t < 1 ? (1 / core.length[e]) * along : Vec3<double>{0, 0, 0};
+    };
+    if (!core.faces) {
+        for (int e = 0; e < core.edges; ++e) look_at(e);
+        return f;
     }
-    if (!core.faces) return f;
-    int face = 0;
-    double top = -std::numeric_limits<double>::infinity();
-    for (int k = 0; k < core.faces; ++k) {
-        const double height = dot(core.normal(k), p) - core.offset(k);
-        if (height > top) top = height, face = k;
-    }
+    const int blocks = int(core.planes.size()) / 4;
+    const Peak top = highest(blocks, [&](int i) { return plane_height(core, i, p); });
     bool over = true;  // on the inner side of all edges of the face
-    for (int e = 0; e < core.edges && top > 0 && over; ++e) {
-        const double *row = core.edge_row(e);
-        for (int k = 0; k < 2; ++k)
-            if (int(row[2 + k]) == face && dot(p - core.corner(int(row[0])), load3(row + 4 + 3 * k)) < 0) over = false;
+    if (top.height > 0)
+        for (const int32_t side : core.edges_of_face[top.index]) {
+            const double *row = core.edge_row(side / 2);
+            if (dot(p - core.corner(int(row[0])), load3(row + 4 + 3 * (side % 2))) < 0) {
+                over = false;
+                break;
+            }
+        }
+    if (over) {
+        f.face = top.index;
+        return f;
     }
-    if (over) f.face = face;
+    const double seen = -Polytope::tilt * core.size;
+    for (int i = 0; i < blocks; ++i) {
+        const PackMask above = plane_height(core, i, p) > seen;
+        if (!any(above)) continue;
+        for (int k = 0; k < pack_lanes && i * pack_lanes + k < core.faces; ++k)
+            if (above[k])
+                for (const int32_t side : core.edges_of_face[i * pack_lanes + k]) look_at(side / 2);
+    }
     return f;
 }
 
@@ -192,45 +286,6 @@ NearTerm<S> near_term(const Polytope &a, const Polytope &b, const Vec3<S> *x, co
     }
     if (fading) r.weight = r.weight * fade(S(2 / reach) * r.gap - 1.0);
     return r;
-}
-
-// The nearest terms of a pair with gaps below `reach`, up to `capacity` of them, the nearest first; (kind, feature, feature) of each.
-// Returns how many there are.
-inline int64_t near_terms(const Polytope &a, const Polytope &b, const Vec3<double> *x, const Mat3<double> *R, double reach,
-                          int64_t capacity, double *terms, double *gaps) {
-    const double radius = a.radius + b.radius;
-    int64_t found = 0;
-    auto add = [&](int kind, int i, int j) {
-        const int term[3] = {kind, i, j};
-        const NearTerm<double> at = near_term<double>(a, b, x, R, term, false);
-        // Lines of edges that are past each other belong to no nearest points, unless the cores overlap a little.
-        if (!(at.gap < reach) || (kind == crossing_term && (!(at.weight > 0) || at.raw < -constant::near_terms::past * radius))) return;
-        int64_t place = std::min(found++, capacity);
-        for (; place > 0 && gaps[place - 1] > at.gap; --place)
-            if (place < capacity) gaps[place] = gaps[place - 1], std::copy_n(terms + 3 * (place - 1), 3, terms + 3 * place);
-        if (place >= capacity) return;
-        gaps[place] = at.gap;
-        for (int k = 0; k < 3; ++k) terms[3 * place + k] = term[k];
-    };
-    const Vec3<double> apart = x[0] - x[1];
-    const double bound = a.extent + b.extent + radius + reach;
-    if (dot(apart, apart) > bound * bound) return 0;
-    for (int i = 0; i < a.vertices; ++i) add(corner_term, i, 0);
-    for (int i = 0; i < b.vertices && a.vertices + b.vertices > 2; ++i) add(other_corner_term, i, 0);
-    for (int i = 0; i < a.edges; ++i) {
-        const double *ea = a.edge_row(i);
-        const Vec3<double> a0 = a.corner(int(ea[0])), a1 = a.corner(int(ea[1])), u = a1 - a0;
-        const Vec3<double> middle = x[0] + R[0] * (0.5 * (a0 + a1));
-        const double half = 0.5 * std::sqrt(dot(u, u)) + radius + reach;
-        for (int j = 0; j < b.edges; ++j) {
-            const double *eb = b.edge_row(j);
-            const Vec3<double> b0 = b.corner(int(eb[0])), b1 = b.corner(int(eb[1])), v = b1 - b0;
-            const Vec3<double> between = middle - x[1] - R[1] * (0.5 * (b0 + b1));
-            const double most = half + 0.5 * std::sqrt(dot(v, v));
-            if (dot(between, between) <= most * most) add(crossing_term, i, j);
-        }
-    }
-    return found;
 }
 
 }  // namespace torchdojo
