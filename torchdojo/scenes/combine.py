@@ -23,6 +23,7 @@ from torchdojo.parameters import broadcast_shapes, differentiated, short, warn_u
 from torchdojo.posing.poses import Keyframe
 from torchdojo.scenes.copies import Renamer, copied
 from torchdojo.scenes.scenery import drawn
+from torchdojo.scenes.senses import add_senses
 from torchdojo.solver.options import SolverOptions
 from torchdojo.state.parts import Parts
 
@@ -49,7 +50,7 @@ def combine(
 ) -> Mechanism:
     """One mechanism of several: ``td.combine(arm=td.load("arm.urdf"), crate=td.Body(2.0, shape=td.Box((.2, .2, .2))), floor=td.Plane())``.
 
-    The bodies, joints, contacts, couplings, actuators and poses of a mechanism get its name in front, "robot/hand". A body has the name of
+    The bodies, joints, contacts, couplings, actuators, sites, sensors and poses of a mechanism get its name in front, "robot/hand". A body has the name of
     its part, and floats. Shapes and planes stand still in the world. `mech.part("robot")` has the places of a part's numbers in the state,
     the coordinates, the inputs and the controls, which follow the order of the parts. States of parts side by side are one of the scene.
     ``mech.initial_state(robot={"pose": "home", "hip": 0.3}, crate={"position": (0, 0, 1)})`` gives values by part. `mech.poses` has the
@@ -116,6 +117,7 @@ def combine(
     if len(dtypes) == 1:
         mech.state_dtype = dtypes.pop()
     _actuate(mech, mechanisms)
+    add_senses(mech, mechanisms)
     mech.poses = _poses(mech, mechanisms)
     return mech
 
