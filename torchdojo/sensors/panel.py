@@ -161,7 +161,8 @@ class _Lowering:
         return not any(belongs and name in self.unknown for name, belongs in below)
 
     def _add_joint(self, number: SensorKind, sensor: Sensor, values: dict[str, int]) -> bool:
-        joint = self.structure.named_joints().get(sensor.joint or "")
+        joints = self.structure.named_joints()
+        joint = joints[sensor.joint] if sensor.joint in joints else None
         if joint is None or id(joint) not in self.joint or not 0 <= sensor.coordinate < joint.num_coordinates:
             return False
         values["joint"], values["coordinate"] = self.joint[id(joint)], sensor.coordinate
