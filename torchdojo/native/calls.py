@@ -127,7 +127,7 @@ STRUCTS: dict[str, dict[str, str]] = {
         "wrench": "const double *",  # (N, 6 nb), or null
         "out": "double *",  # (N, size)
         "along": "const double *",  # (N, size), the gradient of `out`, which is not written then; or null
-        "by_z": "double *",  # gradients, which are zero before; those of bodies that no sensor reads stay so
+        "by_z": "double *",  # gradients
         "by_after": "double *",
         "by_impulses": "double *",
         "by_wrench": "double *",

@@ -141,7 +141,7 @@ def _call(reading: SensorReading, along: Tensor | None, *given: Tensor | None) -
         arguments.out = out.data_ptr()
     else:
         along = along.detach().reshape(lead.numel(), table.size).contiguous()
-        results = [None if t is None else torch.zeros_like(t) for t in flat]
+        results = [None if t is None else torch.empty_like(t) for t in flat]
         arguments.along = along.data_ptr()
         arguments.by_z, arguments.by_after, arguments.by_impulses, arguments.by_wrench = map(_address, results)
     if lead.numel():

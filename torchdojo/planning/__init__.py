@@ -28,6 +28,7 @@ __all__ = [
     "Problem",
     "Record",
     "Replay",
+    "Sensors",
     "SolveOptions",
     "State",
     "cone_inverse_dynamics",

@@ -40,7 +40,7 @@ class Panel(NamedTuple):
     sensors: tuple[Sensor, ...]
     rules: tuple[Kind, ...]
     sites: tuple[Site, ...]
-    versions: tuple[int, ...]
+    versions: tuple[object, ...]
     native: tuple[str, ...]
     table: SensorTable | None
 
@@ -49,22 +49,23 @@ class Panel(NamedTuple):
         return (
             self.program is program
             and len(self.sensors) == len(sensors)
-            and all(own is other for own, other in zip(self.sensors, sensors, strict=True))
-            and all(KINDS.get(sensor.kind) is rule for sensor, rule in zip(sensors, self.rules, strict=True))
+            and all([own is other for own, other in zip(self.sensors, sensors, strict=True)])
+            and all([KINDS.get(sensor.kind) is rule for sensor, rule in zip(sensors, self.rules, strict=True)])
             and self.sites == _sites(sensors, named)
             and self.versions == _versions(self.sites)
         )
 
 
 def _sites(sensors: Sequence[Sensor], named: Mapping[str, Site]) -> tuple[Site, ...]:
-    places = [place for sensor in sensors for place in (sensor.site, sensor.reference) if place is not None]
+    """The sites of sensors, each once."""
+    places = dict.fromkeys([place for sensor in sensors for place in (sensor.site, sensor.reference) if place is not None])
     return tuple(found for place in places if (found := named.get(place) if isinstance(place, str) else place) is not None)
 
 
-def _versions(sites: Sequence[Site]) -> tuple[int, ...]:
-    """Numbers that change when a site is replaced or written to."""
-    numbers = [(id(tensor), tensor._version) for site in sites for tensor in (site.position, site.orientation, site.size)]
-    return tuple(number for pair in numbers for number in pair)
+def _versions(sites: Sequence[Site]) -> tuple[object, ...]:
+    """What changes when the tensors of a site are replaced, written to, or let require grad."""
+    tensors = [tensor for site in sites for tensor in (site.position, site.orientation, site.size)]
+    return tuple([(id(tensor), tensor._version, tensor.requires_grad) for tensor in tensors])
 
 
 class _Lowering:
@@ -162,8 +163,10 @@ class _Lowering:
 
     def _add_joint(self, number: SensorKind, sensor: Sensor, values: dict[str, int]) -> bool:
         joints = self.structure.named_joints()
-        joint = joints[sensor.joint] if sensor.joint in joints else None
-        if joint is None or id(joint) not in self.joint or not 0 <= sensor.coordinate < joint.num_coordinates:
+        if sensor.joint not in joints:
+            return False
+        joint = joints[sensor.joint]
+        if id(joint) not in self.joint or not 0 <= sensor.coordinate < joint.num_coordinates:
             return False
         values["joint"], values["coordinate"] = self.joint[id(joint)], sensor.coordinate
         if number in (SensorKind.JOINT_POSITION, SensorKind.JOINT_VELOCITY):

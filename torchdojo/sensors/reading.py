@@ -87,8 +87,11 @@ class Reading:
                 raise ValueError(f"read_sensors: got out.z of shape {tuple(after.shape)}; allowed: the step from z, (..., {z.shape[-1]})")
             self.after, self.impulses = after.double(), impulses.double()
         self.z = z
-        self.number: dict[str | None, int] = {name: i for i, name in enumerate([*structure.bodies, None])}
         self._joints: dict[str, tuple[Tensor, Tensor]] = {}
+
+    @cached_property
+    def number(self) -> dict[str | None, int]:
+        return {name: i for i, name in enumerate([*self.structure.bodies, None])}
 
     @cached_property
     def pose(self) -> Pose:

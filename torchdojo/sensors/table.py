@@ -172,8 +172,8 @@ class Sensors(MutableMapping[str, Sensor]):
         def reference(z: Tensor, after: Tensor | None, impulses: Tensor | None, wrench: Tensor | None) -> Tensor:
             if not backends.still_has(parameters):
                 raise RuntimeError(
-                    "torchdojo: numbers of the mechanism changed, or require grad, since its sensors were read, so that no second derivative "
-                    'fits; take it before numbers change, or with SolverOptions(backend="reference")'
+                    "torchdojo: numbers of the mechanism changed, or require grad, since its sensors were read, so that no second "
+                    'derivative fits; take it before numbers change, or with SolverOptions(backend="reference")'
                 )
             out = None if after is None else SimpleNamespace(z=after, impulses=z.new_zeros(0) if impulses is None else impulses)
             again = Reading(self._structure, self._sites._all, self.magnetic, z, Given(out, wrench=wrench, repeat=at.given.repeat))

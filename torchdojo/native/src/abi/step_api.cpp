@@ -167,7 +167,7 @@ void td_map(void *handle, const TdMap *m) {
     in_parallel(m->environments, m->threads, [&](int64_t first, int64_t last, bool many, int64_t) { h.map(many, *m, first, last); });
 }
 
-// The numbers of sensors (N, size), or gradients by what they read, which are zero before.
+// The numbers of sensors (N, size), or gradients by what they read.
 void td_sense(void *handle, const TdSensors *s) {
     Handle &h = *static_cast<Handle *>(handle);
     in_parallel(s->environments, s->threads, [&](int64_t first, int64_t last, bool many, int64_t) { h.sense(many, *s, first, last); });

@@ -21,8 +21,9 @@ struct SensedBody {
         now.load_pose(state);
         v = load3(state + 3), omega = load3(state + 10), spin = now.pose.R * omega;
     }
-    void load_after(const T *state, const T &inverse_h) {
-        after.load_pose(state);
+    // touched: whether a contact is read, at the pose after the step.
+    void load_after(const T *state, const T &inverse_h, bool touched) {
+        if (touched) after.load_pose(state);
         linear = inverse_h * (load3(state + 3) - v), alpha = inverse_h * (load3(state + 10) - omega), turning = now.pose.R * alpha;
     }
     void clear() {
@@ -162,7 +163,8 @@ private:
         M within = negate(M{});
         for (int k = 0; k < 3; ++k) {
             const M flat = size_of(way[k]) < broadcast<T>(1e-15);
-            const T safe = select(flat, broadcast<T>(1.0), way[k]), first = (-half[k] - start[k]) / safe, second = (half[k] - start[k]) / safe;
+            const T safe = select(flat, broadcast<T>(1.0), way[k]), first = (-half[k] - start[k]) / safe,
+                    second = (half[k] - start[k]) / safe;
             const T low = select(first < second, first, second), high = select(first < second, second, first);
             within = both(within, either(negate(flat), size_of(start[k]) <= broadcast<T>(half[k])));
             enter = select(both(negate(flat), low > enter), low, enter), leave = select(both(negate(flat), high < leave), high, leave);

@@ -14,8 +14,9 @@ class Sensors {
 public:
     Sensors(const MechanismTable &m, const TdSensors &s)
         : mechanism(m), given(s), sensors(reinterpret_cast<const rows::Sensor *>(s.table)), parameters(m.num_parameters),
-          bodies(m.num_bodies + 1), used(m.num_bodies + 1), carried(m.num_bodies), reading(s.size), along(s.size),
-          impulses(m.num_impulses), by_impulses(m.num_impulses), wrench(6 * m.num_bodies), by_wrench(6 * m.num_bodies) {
+          bodies(m.num_bodies + 1), used(m.num_bodies + 1), carried(m.num_bodies), touched(m.num_bodies), states(state_size * m.num_bodies),
+          reading(s.size), along(s.size), impulses(m.num_impulses), by_impulses(m.num_impulses), wrench(6 * m.num_bodies),
+          by_wrench(6 * m.num_bodies) {
         const auto *frame_rows = reinterpret_cast<const rows::SensedFrame *>(s.frame_table);
         for (int64_t i = 0; i < s.frames; ++i) {
             SensedFrame<T> site{};
@@ -35,8 +36,10 @@ public:
                 if (contact.number == contact_rows[i].number && used[contact.body]) {
                     SensedContact<T> sensed{};
                     sensed.table = &contact, sensed.impulse = contact_rows[i].impulse;
-                    contacts.push_back(sensed);
+                    contacts.push_back(sensed), touched[contact.body] = 1;
                 }
+        while (high > 0 && !used[high - 1]) --high;
+        while (low < high && !used[low]) ++low;
     }
 
     void run(int64_t first, int64_t last) {
@@ -56,8 +59,9 @@ private:
     std::vector<SensedBody<T>> bodies;  // the world is the last
     std::vector<SensedFrame<T>> frames;
     std::vector<SensedContact<T>> contacts;
-    std::vector<char> used, carried;  // bodies that sensors read, and those whose load forces carry
-    std::vector<T> reading, along, impulses, by_impulses, wrench, by_wrench;
+    std::vector<char> used, carried, touched;  // bodies that sensors read, whose load forces carry, whose contacts are read
+    int low = 0, high = mechanism.num_bodies;  // the used bodies are among these
+    std::vector<T> states, reading, along, impulses, by_impulses, wrench, by_wrench;
     T inverse_period;
     Vec3<T> gravity;
 
@@ -87,15 +91,13 @@ private:
         const int64_t size = state_size * mechanism.num_bodies;
         inverse_period = inverse_of(double(given.repeat) * parameters[parameter::timestep]);
         gravity = load3(&parameters[parameter::gravity]);
-        T state[state_size];
-        for (int i = 0; i < mechanism.num_bodies; ++i) {
-            if (!used[i]) continue;
-            gather(given.z + state_size * i, size, start, last, state, state_size);
-            bodies[i].load(state);
-            if (!given.after) continue;
-            gather(given.after + state_size * i, size, start, last, state, state_size);
-            bodies[i].load_after(state, inverse_period);
-        }
+        const auto each_state = [&](const double *from, auto &&load) {
+            if (from) gather(from + state_size * low, size, start, last, states.data(), size_t(state_size * (high - low)));
+            for (int i = low; from && i < high; ++i)
+                if (used[i]) load(i, &states[state_size * (i - low)]);
+        };
+        each_state(given.z, [&](int i, const T *state) { bodies[i].load(state); });
+        each_state(given.after, [&](int i, const T *state) { bodies[i].load_after(state, inverse_period, touched[i]); });
         for (SensedFrame<T> &site : frames) site.place(bodies[site.body], gravity);
         if (given.impulses) gather(given.impulses, mechanism.num_impulses, start, last, impulses);
         if (given.wrench) gather(given.wrench, 6 * mechanism.num_bodies, start, last, wrench);
@@ -242,7 +244,8 @@ private:
             : joint(sensors.mechanism.joints[row.joint]), a(sensors.bodies[joint.parent]), b(sensors.bodies[joint.child]),
               translates(row.coordinate < joint.free_t()) {
             const FreeAxes<T> axes(joint, sensors.parameters.data());
-            line = a.now.pose.R * (translates ? axes.translation(row.coordinate) : axes.offset * axes.rotation(row.coordinate - joint.free_t()));
+            line = a.now.pose.R *
+                   (translates ? axes.translation(row.coordinate) : axes.offset * axes.rotation(row.coordinate - joint.free_t()));
             lever_b = b.now.pose.R * axes.child_anchor(), lever_a = b.now.pose.x + lever_b - a.now.pose.x;
             w = translates ? b.v + cross(b.spin, lever_b) - a.v - cross(a.spin, lever_a) : b.spin - a.spin;
             rate = dot(line, w);
@@ -313,17 +316,16 @@ private:
             contact.add_to(parameters.data(), b, inverse_period, by_impulses.data());
         }
         for (const SensedFrame<T> &site : frames) site.add_to(bodies[site.body]);
-        const int64_t size = state_size * mechanism.num_bodies;
-        T own[state_size];
-        for (int i = 0; i < mechanism.num_bodies; ++i) {
-            if (!used[i]) continue;
-            bodies[i].finish(inverse_period);
-            bodies[i].now.store(bodies[i].by_now, own);
-            scatter(own, state_size, given.by_z + state_size * i, size, start, last);
-            if (!given.after) continue;
-            bodies[i].after.store(bodies[i].by_after, own);
-            scatter(own, state_size, given.by_after + state_size * i, size, start, last);
-        }
+        for (int i = low; i < high; ++i)
+            if (used[i]) bodies[i].finish(inverse_period);
+        std::fill(states.begin(), states.end(), T{});
+        const auto each_gradient = [&](double *to, auto &&store) {
+            for (int i = low; to && i < high; ++i)
+                if (used[i]) store(bodies[i], &states[state_size * i]);
+            if (to) scatter(states.data(), states.size(), to, state_size * mechanism.num_bodies, start, last);
+        };
+        each_gradient(given.by_z, [](const SensedBody<T> &b, T *to) { b.now.store(b.by_now, to); });
+        each_gradient(given.by_after, [](const SensedBody<T> &b, T *to) { b.after.store(b.by_after, to); });
         if (given.by_impulses) scatter(by_impulses.data(), by_impulses.size(), given.by_impulses, mechanism.num_impulses, start, last);
         if (given.by_wrench) scatter(by_wrench.data(), by_wrench.size(), given.by_wrench, 6 * mechanism.num_bodies, start, last);
     }
@@ -419,7 +421,8 @@ private:
     void add_weight(int i) {
         SensedBody<T> &b = bodies[i];
         const Mat3<T> J = inertia(i);
-        const Vec3<T> force = mass(i) * (b.linear - gravity) - load3(&wrench[6 * i]), by_force = b.by_force + cross(b.by_torque, b.now.pose.x);
+        const Vec3<T> force = mass(i) * (b.linear - gravity) - load3(&wrench[6 * i]),
+                      by_force = b.by_force + cross(b.by_torque, b.now.pose.x);
         const Vec3<T> by_couple = transposed_times(b.now.pose.R, b.by_torque), spun = J * b.omega;
         b.by_now.x = b.by_now.x + cross(force, b.by_torque);
         b.by_linear = b.by_linear + mass(i) * by_force, b.by_alpha = b.by_alpha + transposed_times(J, by_couple);
