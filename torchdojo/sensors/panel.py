@@ -163,7 +163,7 @@ class _Lowering:
 
     def _add_joint(self, number: SensorKind, sensor: Sensor, values: dict[str, int]) -> bool:
         joints = self.structure.named_joints()
-        if sensor.joint not in joints:
+        if sensor.joint is None or sensor.joint not in joints:
             return False
         joint = joints[sensor.joint]
         if id(joint) not in self.joint or not 0 <= sensor.coordinate < joint.num_coordinates:

@@ -160,10 +160,10 @@ class Sensors(MutableMapping[str, Sensor]):
 
     def in_kernel(self, at: Reading, key: tuple[Any, ...], chosen: Mapping[str, Sensor]) -> tuple[tuple[str, ...], Tensor] | None:
         """Names of the sensors that the kernel reads, and their numbers side by side; None where PyTorch reads all."""
-        backends, options = (getattr(self._structure, name, None) for name in ("backends", "options"))
-        magnetic = magnetic_field(self.magnetic)
-        parameters = None if backends is None or magnetic is None else backends.map_parameters(options)
-        if parameters is None:
+        mech: Any = self._structure
+        backends, magnetic = mech.backends, magnetic_field(self.magnetic)
+        parameters = None if magnetic is None else backends.map_parameters(mech.options)
+        if parameters is None or magnetic is None:
             return None
         panel = self._panel(backends.program, key, chosen)
         if panel.table is None:

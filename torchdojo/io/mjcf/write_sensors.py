@@ -67,8 +67,8 @@ def _object(kind: str, key: str, label: str) -> dict[str, str]:
 
 
 def _add_site(bodies: Mapping[str | None, ElementTree.Element], name: str, site: Site) -> None:
-    numbers = {"pos": site.position, "quat": site.orientation, "size": site.size}
-    ElementTree.SubElement(bodies[site.body], "site", name=name, type=site.shape, **{key: _text(value) for key, value in numbers.items()})
+    place = {"pos": _text(site.position), "quat": _text(site.orientation), "size": _text(site.size)}
+    ElementTree.SubElement(bodies[site.body], "site", {"name": name, "type": site.shape, **place})
 
 
 def _text(values: Tensor) -> str:
