@@ -29,9 +29,8 @@ def test_sensors_of_parts_read_what_they_read_alone() -> None:
     scene = td.combine(left=left, right=right, crate=td.Body(1.0, shape=td.Sphere(0.1)), contacts=None)
     assert list(scene.sites) == ["left/tip", "left/there", "right/tip", "right/there"]
     assert list(scene.sensors)[:2] == ["left/spin", "left/seen"] and scene.sensors["left/spin"].noise == 0.1
-    states = [
-        mech.initial_state(shoulder={"q": 0.2, "qd": rate}, elbow={"q": -0.4, "qd": 0.3}) for mech, rate in ((left, 1.0), (right, -2.0))
-    ]
+    rates = ((left, 1.0), (right, -2.0))
+    states = [mech.initial_state(shoulder={"q": 0.2, "qd": rate}, elbow={"q": -0.4, "qd": 0.3}) for mech, rate in rates]
     z = torch.cat((*states, scene.initial_state()[26 * 2 :]))
     alone = torch.cat([mech.read_sensors(state) for mech, state in zip((left, right), states, strict=True)])
     torch.testing.assert_close(scene.read_sensors(z), alone, rtol=1e-12, atol=1e-12)
@@ -43,7 +42,7 @@ def test_sensors_that_a_scene_cannot_have_are_told() -> None:
     two = td.combine(a=td.Body(1.0, shape=td.Sphere(0.1)), b=td.Body(1.0, shape=td.Sphere(0.1)), contacts=None)
     two.sensors["all"] = td.Sensor("subtree_center")
     scene = td.combine(two=two, contacts=None)
-    with pytest.raises(ValueError, match="'two/all'.*several trees"):
+    with pytest.raises(ValueError, match=r"'two/all'.*several trees"):
         scene.read_sensors(scene.initial_state(), names=["two/all"])
     parts = {name: sensing_arm() for name in ("left", "right")}
     for i, mech in enumerate(parts.values()):

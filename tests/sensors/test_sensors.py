@@ -181,6 +181,11 @@ def test_files_say_which_sensors_are_left_out_and_why(tmp_path):
     with pytest.raises(ValueError, match=r"'lost', which the file has.*merge_fixed_joints=False"):
         mech.read_sensors(mech.initial_state(), names=["lost"])
     assert {entry.kind for entry in mech.load_report.entries} >= {"sensors"}
+    for wrong in (td.Sensor("gyro", site=td.Site("w1")), td.Sensor("subtree_center", body="w1")):
+        with pytest.raises(ValueError, match=r"'w1', which is part of 'b1'.*merge_fixed_joints=False"):
+            mech.sensors["wrong"] = wrong
+    with pytest.raises(ValueError, match=r"sites\['s'\]: got the body 'w2'.*merge_fixed_joints=False"):
+        mech.sites["s"] = td.Site("w2")
     kept = load(path, contacts=None, merge_fixed_joints=False)
     assert set(kept.sensors.left_out) == {"e"}
 

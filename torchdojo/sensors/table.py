@@ -31,12 +31,31 @@ BUILT_IN.update({kind.name.lower(): (kind, KINDS[kind.name.lower()]) for kind in
 class Sites(MutableMapping[str, Site]):
     """Sites by name, ``mech.sites["imu"] = td.Site("trunk", (0.1, 0.0, 0.0))``. They may be added and deleted at any time.
 
+    Attributes:
+        merged: link of a file -> the body that it became part of; None: the world.
+
     Raises:
         ValueError: a site on an unknown body. TypeError: something else than a site.
     """
 
     def __init__(self, structure: Structure) -> None:
         self._structure, self._all = structure, dict[str, Site]()
+        self.merged: dict[str, str | None] = {}
+
+    def check_body(self, label: str, body: str | None) -> None:
+        """
+        Raises:
+            ValueError: a body that the mechanism does not have, or one that became part of another when the file was read.
+        """
+        if body is None or body in self._structure.bodies:
+            return
+        if body in self.merged:
+            owner = self.merged[body]
+            raise ValueError(
+                f"{label}: got the body {body!r}, which is part of {'the world' if owner is None else repr(owner)} since the file was read; "
+                "allowed: that body, or td.load(..., merge_fixed_joints=False), which keeps it"
+            )
+        raise ValueError(f"{label}: got the body {body!r}; bodies are {list(self._structure.bodies)}, and the world is None")
 
     def __getitem__(self, name: str) -> Site:
         if name not in self._all:
@@ -46,10 +65,7 @@ class Sites(MutableMapping[str, Site]):
     def __setitem__(self, name: str, site: Site) -> None:
         if not isinstance(site, Site):
             raise TypeError(f"sites[{name!r}]: got {type(site).__name__}; allowed: td.Site(body, position, orientation)")
-        if site.body is not None and site.body not in self._structure.bodies:
-            raise ValueError(
-                f"sites[{name!r}]: got the body {site.body!r}; bodies are {list(self._structure.bodies)}, and the world is None"
-            )
+        self.check_body(f"sites[{name!r}]", site.body)
         self._all[name] = site
 
     def __delitem__(self, name: str) -> None:
@@ -102,12 +118,11 @@ class Sensors(MutableMapping[str, Sensor]):
         for given in (sensor.site, sensor.reference):
             if isinstance(given, str) and given not in self._sites:
                 raise ValueError(f"sensors[{name!r}]: got the site {given!r}; sites are {list(self._sites)}; add it to mech.sites first")
-            if isinstance(given, Site) and given.body is not None and given.body not in structure.bodies:
-                raise ValueError(f"sensors[{name!r}]: got a site on {given.body!r}; bodies are {list(structure.bodies)}")
+            if isinstance(given, Site):
+                self._sites.check_body(f"sensors[{name!r}], its site", given.body)
         if sensor.joint is not None and sensor.joint not in structure.joints:
             raise ValueError(f"sensors[{name!r}]: got the joint {sensor.joint!r}; joints are {list(structure.joints)}")
-        if sensor.body is not None and sensor.body not in structure.bodies:
-            raise ValueError(f"sensors[{name!r}]: got the body {sensor.body!r}; bodies are {list(structure.bodies)}")
+        self._sites.check_body(f"sensors[{name!r}]", sensor.body)
         motors = () if structure.actuators is None else structure.actuators.names
         if sensor.actuator is not None and sensor.actuator not in motors:
             raise ValueError(f"sensors[{name!r}]: got the actuator {sensor.actuator!r}; actuators are {list(motors)}")
