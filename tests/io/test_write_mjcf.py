@@ -106,12 +106,12 @@ def test_sites_and_sensors_come_back(tmp_path) -> None:
     assert left_out == ["pair", "sensors.scaled", "sensors.sum"]
     path = tmp_path / "crane.xml"
     path.write_text(text)
-    other = td.load(path, merge_fixed_joints=False)
-    assert list(other.sites)[:2] == ["post", "hook"] or set(other.sites) == {"post", "hook", "axis_site"}
+    other = td.load(path, merge_fixed_joints=False, contacts=None, timestep=1e-6)
+    assert set(other.sites) == {"post", "hook", "axis_site"}
     assert other.sites["hook"].shape == "box" and other.sites["hook"].size.tolist() == [0.1, 0.2, 0.3]
     assert other.sensors["seen"].noise == 0.01 and other.sensors["imu"].cutoff == 0.5
     q, qd = torch.tensor([0.3, -0.7]).double(), torch.tensor([0.4, 1.1]).double()
     names = list(other.sensors)
     assert names == [name for name in mech.sensors if f"sensors.{name}" not in left_out]
     ours, theirs = (one.read_sensors(one.to_maximal(q, qd), names=names) for one in (mech, other))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)  # rates of a state are those of a step of another length
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-7)  # rates over 1 µs have few digits

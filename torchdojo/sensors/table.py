@@ -50,10 +50,10 @@ class Sites(MutableMapping[str, Site]):
         if body is None or body in self._structure.bodies:
             return
         if body in self.merged:
-            owner = self.merged[body]
+            owner = "the world" if self.merged[body] is None else repr(self.merged[body])
             raise ValueError(
-                f"{label}: got the body {body!r}, which is part of {'the world' if owner is None else repr(owner)} since the file was read; "
-                "allowed: that body, or td.load(..., merge_fixed_joints=False), which keeps it"
+                f"{label}: got the body {body!r}, which is part of {owner} since the file was read; allowed: that body, or "
+                "td.load(..., merge_fixed_joints=False), which keeps it"
             )
         raise ValueError(f"{label}: got the body {body!r}; bodies are {list(self._structure.bodies)}, and the world is None")
 
