@@ -209,6 +209,26 @@ def test_environments_end_their_observation_with_sensors():
         td.envs.make("quadrotor", sensors=("nose",), **options)
 
 
+def test_noise_and_bias_are_those_of_sensors_by_name():
+    options = {"num_envs": 400, "seed": 0, "pool": 400, "sensors": ("body_linacc", "body_gyro")}
+    plain = td.envs.make("quadrotor", **options)
+    noisy = td.envs.make("quadrotor", sensor_noise={"noise": {"body_gyro": 0.1}, "bias": {"body_linacc": 2.0}}, **options)
+    action = torch.zeros(400, 4, dtype=torch.float64)
+    errors = torch.stack([noisy.step(action).obs - plain.step(action).obs for _ in range(2)])
+    linacc, gyro = errors[..., -6:-3], errors[..., -3:]
+    assert not errors[..., :-6].any()
+    torch.testing.assert_close(linacc[0], linacc[1], rtol=1e-9, atol=1e-9)  # an episode has one bias
+    assert float(linacc.std()) == pytest.approx(2.0, rel=0.1) and float(gyro.std()) == pytest.approx(0.1, rel=0.1)
+    imu = {"imu": td.Sensor("gyro", site="imu", noise=0.5)}
+    filed = td.envs.make("quadrotor", sensor_noise="file", **{**options, "sensors": imu})
+    assert filed.sensors.noise[-3:].tolist() == [0.5] * 3 and not filed.sensors.noise[:-3].any()
+    for given, message in (({"noise": {"nose": 1.0}}, "'nose'.*'body_gyro'"), ({"noise": "robots"}, "allowed: 'file'")):
+        with pytest.raises(ValueError, match=message):
+            td.envs.make("quadrotor", sensor_noise=given, **options)
+    with pytest.raises(ValueError, match="without sensors"):
+        td.envs.make("quadrotor", sensor_noise="file", num_envs=1, pool=1)
+
+
 def test_a_kind_of_ones_own_is_read_with_the_others(moving):
     class Height(Kind):
         size, needs = 1, ("site",)
@@ -227,6 +247,7 @@ def test_a_kind_of_ones_own_is_read_with_the_others(moving):
         del KINDS["height"]
 
 
+@pytest.mark.slow
 def test_segments_differentiate_sensors_as_the_loop_does():
     grads = []
     for segmented in (True, False):
