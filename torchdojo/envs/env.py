@@ -65,8 +65,7 @@ class Env:
         resample: control steps of an episode after which its goal is drawn anew from the goals of the pool; 0: never; None: the class's.
         kicks: (speed [m/s], control steps between two): pushes of the whole robot in random horizontal directions (`Kicks`).
         sensor_noise: noise, bias and delay of the observation (`SensorNoise`), as such, as a mapping, or as one number, the noise. Rewards
-            and ends of episodes do not see it. {"noise": {"gyro": 0.01}, "bias": {"gyro": 0.1}} is of `sensors` by name, and "file" the
-            noise that they have in their file.
+            and ends of episodes do not see it. {"noise": {"gyro": 0.01}} is that of `sensors` by name, "file" that in their file.
         terrain: the ground in place of planes: a name, arguments or a field of `td.terrain`, "rough", {"kind": "rough", "height": 0.1}; see
             `Ground`. None: as the mechanism has it. height_scan: whether the observation ends with the heights of the root above the
             ground at 7 x 5 points around it, or at given points (n, 2), ahead and to the left [m].
