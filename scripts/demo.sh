@@ -4,7 +4,7 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-"$root/scripts/setup_env.sh"
+"$root/scripts/setup_env.sh" native
 export PATH="$root/.venv/bin:$PATH"  # torch looks there for ninja when it builds the native kernel
 cd "$root"
 

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Makes .venv and installs torchdojo into it, editable, with the pinned versions of configs/constraints.txt.
-# PYTHON=python3.12 scripts/setup_env.sh chooses the interpreter of a new .venv.
+# PYTHON=python3.12 scripts/setup_env.sh chooses the interpreter of a new .venv. An argument chooses the extras, in place of all,dev.
 # A second run returns at once unless pyproject.toml, the constraints, or the place of the checkout has changed.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
 python=$venv/bin/python
-stamp=$venv/torchdojo-install.sha256
+extras=${1:-all,dev}
+stamp=$venv/torchdojo-install.sha256  # what is installed: the hash of what decides it, and the extras
 
 check_version() {  # arguments: the interpreter, and the remedy if it is too old
     command -v "$1" >/dev/null || { echo "setup: no '$1' found. $2" >&2; exit 1; }
@@ -38,10 +39,10 @@ fi
 check_version "$python" "Remove $venv and run again with PYTHON=python3.11"
 
 wanted=$(fingerprint)
-if [ ! -f "$stamp" ] || [ "$(cat "$stamp")" != "$wanted" ]; then
+if [ ! -f "$stamp" ] || { [ "$(cat "$stamp")" != "$wanted all,dev" ] && [ "$(cat "$stamp")" != "$wanted $extras" ]; }; then
     echo "setup: installing torchdojo and what it needs (a minute or two the first time)"
     rm -f "$stamp"
     "$python" -m pip install --quiet --disable-pip-version-check --no-input \
-        --constraint "$root/configs/constraints.txt" --editable "$root[all,dev]"
-    echo "$wanted" >"$stamp"
+        --constraint "$root/configs/constraints.txt" --editable "$root[$extras]"
+    echo "$wanted $extras" >"$stamp"
 fi

@@ -175,8 +175,9 @@ def options_of(value: Any) -> list[str]:
         return []
     bases = [base for base in value.__mro__[1:] if base.__module__.startswith("torchdojo")]
     public = [base for base in bases if getattr(torchdojo, base.__name__, None) is base]
+    hidden = bool(bases) and bases[0] not in public  # of a subclass of a public class, the base has its place
     inherited = ", ".join(["Module", "tuple", "Enum", *(base.__name__ for base in public)])
-    return [*([f":inherited-members: {inherited}"] if len(bases) > len(public) else []), *([":show-inheritance:"] if public else [])]
+    return [*([f":inherited-members: {inherited}"] if hidden else []), *([":show-inheritance:"] if public else [])]
 
 
 def documented(env: Any) -> set[str]:

@@ -131,5 +131,5 @@ def test_robots_without_a_mirror_image(name: str, message: str) -> None:
 
 
 def test_observed_impulses_have_no_image_here() -> None:
-    with pytest.raises(ValueError, match="got observed impulses or a memory"):
+    with pytest.raises(ValueError, match="got observed impulses, sensors or a memory"):
         td.envs.make("ant", num_envs=1, pool=2, observe_impulses=True).mirror()

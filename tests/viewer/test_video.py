@@ -68,6 +68,20 @@ def test_video_has_all_frames_and_the_size(tmp_path: Path) -> None:
     assert all(red(frame).sum() > 20 for frame in frames)
 
 
+def test_moving_picture_repeats_and_lasts_as_long_as_the_motion(tmp_path: Path) -> None:
+    from PIL import Image
+
+    picture = Image.open(write_video(ball(6), tmp_path / "new" / "out.webp", size=SIZE, fps=30.0))  # 0.5 s, odd milliseconds a frame
+    assert picture.size == SIZE and picture.info["loop"] == 0 and picture.n_frames == 16
+    lasted = 0
+    for frame in range(picture.n_frames):
+        picture.seek(frame)
+        picture.load()
+        lasted += picture.info["duration"]
+        assert red(np.asarray(picture.convert("RGB"))).sum() > 20
+    assert lasted == round(16 / 30 * 1000)
+
+
 def test_folder_of_pictures_replaces_a_longer_one(tmp_path: Path) -> None:
     from PIL import Image
 
@@ -118,7 +132,7 @@ def test_forces_are_arrows() -> None:
     [
         ({"playbacks": []}, "got none"),
         ({"playbacks": [ball(0)]}, "0 frames"),
-        ({"path": "out.avi"}, r"out\.avi.*\.mp4"),
+        ({"path": "out.avi"}, r"out\.avi.*\.mp4 or \.webp"),
         ({"size": (161, 120)}, "161x120.*even"),
         ({"size": (8, 8)}, "16 or more"),
         ({"fps": 0.0}, "fps"),

@@ -16,7 +16,9 @@ from typing import Any
 
 import torch
 
+import torchdojo
 from torchdojo.commands.common import CommandError
+from torchdojo.native import loader
 
 __all__ = ["COMMANDS", "main"]
 
@@ -37,6 +39,9 @@ COMMANDS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns 0, 1 where its report has "passed": False, or 2 on bad input (130 when interrupted)."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    if list(arguments) == ["--version"]:
+        print(f"torchdojo {torchdojo.__version__}; {loader.describe()}")
+        return 0
     options = _parser(arguments[:1]).parse_args(arguments)
     try:
         torch.set_num_threads(options.threads)
@@ -57,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser(first: Sequence[str]) -> argparse.ArgumentParser:
     """All commands by name, and the arguments of the one that comes `first`."""
     parser = argparse.ArgumentParser(prog="torchdojo", description="Differentiable rigid-body physics with hard contact.")
+    parser.add_argument("--version", action="store_true", help="version, kernel and level of the CPU; alone on the line")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (path, summary) in COMMANDS.items():
         command = commands.add_parser(name, help=summary)

@@ -66,7 +66,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ROBOT.xml",
         help="MJCF of the robot for --transfer (default: Gymnasium's for its environments, else the mechanism written to MJCF)",
     )
-    add("--video", type=Path, metavar="FILE.mp4|DIR", help="write a video of the episode, or a folder of numbered pictures")
+    add(
+        "--video",
+        type=Path,
+        metavar="FILE.mp4|.webp|DIR",
+        help="write a video of the episode, a moving picture, or a folder of pictures",
+    )
     conditions = parser.add_argument_group("conditions", "of all evaluations; two numbers are a range, from which each robot gets its own")
     several: dict[str, Any] = {"nargs": "+", "metavar": "X"}
     conditions.add_argument("--friction", type=not_negative, help="coefficient of the contacts", **several)

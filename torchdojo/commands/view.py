@@ -47,12 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--html", type=Path, metavar="FILE", help="write the page there, and do not open it")
     how.add_argument("--live", action="store_true", help="show the motion from a server, until Ctrl-C")
-    how.add_argument("--video", type=Path, metavar="FILE.mp4|DIR", help="write a video, or a folder of numbered pictures")
+    how.add_argument("--video", type=Path, metavar="FILE.mp4|.webp|DIR", help="write a video, a moving picture, or a folder of pictures")
     add("--side-by-side", action="store_true", help="a place for each motion")
     add("--label", action="append", default=[], metavar="TEXT", help="of a file, in order; repeatable (default: the names of the files)")
     add("--select", type=whole, action="append", default=[], metavar="N", help="only the N-th motion of each file, from 1; repeatable")
     add("--mechanism", metavar="NAME|FILE", help="the mechanism of files that hold states and no drawing, as older versions wrote them")
     add("--fps", type=positive, default=30.0, metavar="N", help="pictures per second of the video (default: %(default)g)")
+    add("--size", type=whole, nargs=2, default=(640, 480), metavar=("W", "H"), help="of a video, in pixels (default: 640 480)")
     add("--speed", type=positive, default=1.0, metavar="X", help="of a video or a live view (default: %(default)g)")
     add("--port", type=int, metavar="N", help="of the live view (default: 8080, or the next that is free)")
     add("--no-open", action="store_true", help="do not open a browser")
@@ -175,7 +176,8 @@ def _video(playbacks: list[Playback], options: argparse.Namespace) -> Path:
     from torchdojo.viewer.video import write_video
 
     try:
-        path = write_video(playbacks, options.video, fps=options.fps, speed=options.speed, spacing=_spacing(playbacks, options))
+        size = (options.size[0], options.size[1])
+        path = write_video(playbacks, options.video, size=size, fps=options.fps, speed=options.speed, spacing=_spacing(playbacks, options))
     except RuntimeError as error:
         raise CommandError(str(error)) from error
     print(f"written to {path}")

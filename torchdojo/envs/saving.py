@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
+
+from torch import Generator, Tensor
 
 from torchdojo.envs.motion import EnvState
-
-if TYPE_CHECKING:
-    from torchdojo.envs.env import Env
+from torchdojo.envs.randomization import Randomization
 
 __all__ = ["restore", "saved"]
 
 
-def saved(env: Env) -> dict[str, Any]:
+class Continuing(Protocol):
+    """What of an environment decides how it goes on; `torchdojo.envs.Env` has it."""
+
+    name: str
+    state: EnvState
+    generator: Generator
+    randomization: Randomization
+    _steps: int
+    _pool: Tensor
+    _counts: dict[str, Tensor]
+    _finished: Tensor
+    _over: Tensor
+    _due: Tensor
+
+
+def saved(env: Continuing) -> dict[str, Any]:
     """The numbers of an environment, as copies."""
     return {
         "name": env.name,
@@ -29,7 +44,7 @@ def saved(env: Env) -> dict[str, Any]:
     }
 
 
-def restore(env: Env, given: Mapping[str, Any]) -> None:
+def restore(env: Continuing, given: Mapping[str, Any]) -> None:
     """Let an environment go on from what `saved` returned for one built alike.
 
     Raises:

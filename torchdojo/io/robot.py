@@ -40,7 +40,6 @@ Array = NDArray[np.float64]
 Pose = tuple[Array, Array]  # (3, 3) rotation and (3,) position [m]
 Key = TypeVar("Key", bound=Hashable)
 Ground = bool | Literal["auto"]
-
 Z_AXIS = np.array([0.0, 0.0, 1.0])
 ROUNDED_TURN = 1e-3  # [rad] files write 2π with so many digits
 BALL_DENSITY = 1000.0  # [kg/m^3] of water, of which robots float or sink a little
@@ -497,6 +496,5 @@ def _given_contact(robot: RobotInfo, name: str, value: Any, friction: float) -> 
 
 
 def _describe(link: LinkInfo) -> str:
-    if link.body is None:
-        return f"link {link.name!r} is part of the world"
-    return f"link {link.name!r} is part of body {link.body!r}: name that body, or give a mapping with link= and point= in the link's frame"
+    part = f"body {link.body!r}: name that body, or give a mapping with link= and point= in the link's frame"
+    return f"link {link.name!r} is part of {'the world' if link.body is None else part}"

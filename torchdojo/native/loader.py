@@ -1,4 +1,4 @@
-"""Compile the native kernel on first use, keep the result in a cache folder, and open it with ctypes.
+"""Open a kernel that came with a wheel (`prebuilt`); else compile it on first use, keep it in a cache folder, and open it with ctypes.
 
     <cache>/<key>/kernel-<sha256>.so   the library; its name is its checksum, so one atomic rename publishes both
     <cache>/<key>/lock                 held (flock) by the process that compiles; the system releases it when that process dies
@@ -29,11 +29,10 @@ from pathlib import Path
 
 import torch
 
-from torchdojo.native import header
+from torchdojo.native import header, prebuilt
 from torchdojo.native.toolchain import (
     CPU_CHOICES,
     LANGUAGE,
-    OPENMP_CHOICES,
     OPTIMIZED,
     SANITIZED,
     NativeUnavailable,
@@ -124,6 +123,21 @@ def available() -> bool:
 available._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
+def describe() -> str:
+    """Which kernel this process uses or would use, its key, and the levels of the CPU, in one line; nothing is compiled."""
+    levels = ", ".join(f"x86-64-{level}" for level in prebuilt.cpu_levels()) or "no level of x86-64"
+    try:
+        if _switched_off():
+            return f"kernel: switched off (TORCHDOJO_NATIVE=0); CPU: {levels}"
+        recipe = _read(SOURCES)
+        shipped = None if recipe.sanitize else prebuilt.open_prebuilt(recipe.sources)
+        if shipped is not None:
+            return f"kernel: prebuilt for x86-64-{shipped[1]}, key {prebuilt.source_key(recipe.sources)}; CPU: {levels}"
+        return f"kernel: compiled for this CPU on first use, key {_with_compiler(recipe).key}; CPU: {levels}"
+    except (NativeUnavailable, OSError) as error:
+        return f"kernel: not available ({error}); CPU: {levels}"
+
+
 def _switched_off() -> bool:
     return os.environ.get("TORCHDOJO_NATIVE") == "0"
 
@@ -170,7 +184,7 @@ def _read(source_dir: Path) -> Recipe:
     flags = (*LANGUAGE, *(SANITIZED if sanitize else OPTIMIZED), *chosen_compiler()[2])
     ingredients = {
         "sources": {name: hashlib.sha256(text).hexdigest() for name, text in sources.items()},
-        "flags": [flags, CPU_CHOICES, OPENMP_CHOICES],  # which of the choices is used follows from the compiler
+        "flags": [flags, CPU_CHOICES],  # which of the choices is used follows from the compiler
         "torch": torch.__version__,
         "libc": libc(),
         "cpu": cpu_features(),
@@ -218,7 +232,7 @@ def _temporary_root() -> Path:
 
 
 def load_kernel(source_dir: Path) -> ctypes.CDLL:
-    """The library built from the sources in a folder: from the cache, else compiled now.
+    """The library built from the sources in a folder: prebuilt, else from the cache, else compiled now.
 
     Raises:
         NativeUnavailable: the library cannot be built or opened; the message says why and what to do.
@@ -227,6 +241,10 @@ def load_kernel(source_dir: Path) -> ctypes.CDLL:
         recipe = _read(source_dir)
     except OSError as error:
         raise NativeUnavailable(f"The sources of the native kernel cannot be read: {error}") from error
+    if not recipe.sanitize:
+        shipped = prebuilt.open_prebuilt(recipe.sources)
+        if shipped is not None:
+            return shipped[0]
     try:
         recipe = _with_compiler(recipe)
     except NativeUnavailable:

@@ -15,7 +15,6 @@ from pathlib import Path
 __all__ = [
     "CPU_CHOICES",
     "LANGUAGE",
-    "OPENMP_CHOICES",
     "OPTIMIZED",
     "SANITIZED",
     "NativeUnavailable",
@@ -29,7 +28,7 @@ __all__ = [
     "settle_flags",
 ]
 
-LANGUAGE = ("-std=c++17", "-fno-math-errno", "-fno-trapping-math")
+LANGUAGE = ("-std=c++17", "-fno-math-errno", "-fno-trapping-math", "-pthread")
 OPTIMIZED = ("-O3",)
 # -g1 has the lines of a report; with -g, GCC follows each variable through the large functions, which takes minutes.
 SANITIZED = ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer")
@@ -42,7 +41,6 @@ CPU_CHOICES = (
     (("-mcpu=native",), ()),
     ((), ()),
 )
-OPENMP_CHOICES = ((("-fopenmp",), ("-fopenmp",)), (("-Xpreprocessor", "-fopenmp"), ("-lomp",)), ((), ()))  # the second is for Apple's clang
 
 
 class NativeUnavailable(RuntimeError):  # noqa: N818 (it reads as a state, and users catch it by this name)
@@ -128,19 +126,14 @@ def settle_flags(folder: Path, compiler: str, flags: Sequence[str], sanitize: bo
     compile_flags, link_flags = list(flags), list(SANITIZED[2:3]) if sanitize else []
     if sanitize and "clang" in compiler_version(compiler):
         link_flags.append("-shared-libasan")  # the default of GCC
-    probes = (
-        (CPU_CHOICES, "int probe() { return 0; }"),
-        (OPENMP_CHOICES, "#include <omp.h>\nint probe() { return omp_get_max_threads(); }"),
-    )
-    for choices, text in probes:
-        for compile_choice, link_choice in choices:
-            if not (compile_choice or link_choice):
-                say(f"{compiler} does not take {' '.join(choices[0][0])}: the kernel is built without, and is slower")
-            elif not _compiles(folder, [compiler, *compile_flags, *compile_choice], text, [*link_flags, *link_choice]):
-                continue
-            compile_flags += compile_choice
-            link_flags += link_choice
-            break
+    for compile_choice, link_choice in CPU_CHOICES:
+        if not (compile_choice or link_choice):
+            say(f"{compiler} does not take {' '.join(CPU_CHOICES[0][0])}: the kernel is built without, and is slower")
+        elif not _compiles(folder, [compiler, *compile_flags, *compile_choice], "int probe() { return 0; }", [*link_flags, *link_choice]):
+            continue
+        compile_flags += compile_choice
+        link_flags += link_choice
+        break
     return compile_flags, link_flags
 
 

@@ -1,7 +1,7 @@
 """Threads in forked processes.
 
-In a forked child the threads of its parent's OpenMP pool do not exist, and GNU's implementation, which torch and the kernel use, waits for
-them forever. So the first call of a mechanism in such a child sets torch to one thread. A child that calls none keeps its threads.
+In a forked child the threads of its parent's OpenMP pool do not exist, and GNU's implementation, which torch uses, waits for them forever.
+So the first call of a mechanism in such a child sets torch to one thread. A child that calls none keeps its threads.
 """
 
 from __future__ import annotations

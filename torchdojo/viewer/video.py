@@ -38,7 +38,7 @@ def write_video(
     view: Camera = VIEW,
     forces: bool = True,
 ) -> Path:
-    """Write playbacks into a video (.mp4, H.264), or, where `path` has no suffix, into a folder of numbered pictures (.png).
+    """Write playbacks into a video (.mp4, H.264), a picture that moves (.webp), or, without a suffix, a folder of pictures (.png).
 
     Args:
         playbacks: one, or several on top of each other, those after the first tinted and translucent.
@@ -55,16 +55,18 @@ def write_video(
         RuntimeError: no ffmpeg, or no library to draw with.
     """
     path = Path(path)
-    if path.suffix not in ("", ".mp4"):
-        raise ValueError(f"path: got {str(path)!r}; allowed: a name that ends in .mp4, or one without a suffix, for a folder of pictures")
+    if path.suffix not in WRITERS:
+        raise ValueError(
+            f"path: got {str(path)!r}; allowed: a name that ends in .mp4 or .webp, or one without a suffix, for a folder of pictures"
+        )
     width, height = size
-    if min(size) < 16 or (path.suffix and (width % 2 or height % 2)):
+    if min(size) < 16 or (path.suffix == ".mp4" and (width % 2 or height % 2)):
         raise ValueError(f"size: got {width}x{height}; allowed: 16 or more pixels each way, and even numbers in a video")
     for name, value in (("fps", fps), ("speed", speed)):
         if not 0.0 < value < math.inf:
             raise ValueError(f"{name}: got {value}; allowed: a positive finite number")
     given = as_playbacks(playbacks)
-    with _Movie(path, size, fps) if path.suffix else _Folder(path) as output:
+    with WRITERS[path.suffix](path, size, fps) as output:
         for picture in draw_frames(given, size=size, fps=fps, speed=speed, follow=follow, spacing=spacing, view=view, forces=forces):
             output.add(picture)
     return path
@@ -166,7 +168,7 @@ def _main_color(playback: Playback) -> tuple[float, ...]:
 class _Folder:
     """Numbered pictures in a folder; those of an earlier, longer video go."""
 
-    def __init__(self, path: Path):
+    def __init__(self, path: Path, size: tuple[int, int], fps: float):
         self._path, self._count = path, 0
         self._image = required("PIL.Image", "writing pictures")
 
@@ -214,3 +216,29 @@ class _Movie:
         self._frames.close()
         if error is not None:
             self._path.unlink(missing_ok=True)
+
+
+class _Animation:
+    """A picture that moves, in one file without a player. It repeats for ever; nothing is written where it was not finished."""
+
+    def __init__(self, path: Path, size: tuple[int, int], fps: float):
+        self._path, self._ends, self._pictures = path, 1000.0 / fps, list[Any]()
+        self._image = required("PIL.Image", "writing .webp")
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    def __enter__(self) -> _Animation:
+        return self
+
+    def add(self, picture: Picture) -> None:
+        self._pictures.append(self._image.fromarray(picture))
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            ends = [round(self._ends * (i + 1)) for i in range(len(self._pictures))]  # whole milliseconds, without drift
+            durations = [end - start for start, end in zip([0, *ends], ends, strict=False)]
+            first, *others = self._pictures
+            first.save(self._path, save_all=True, append_images=others, duration=durations, loop=0, quality=60, method=4)
+
+
+#: The suffix of the path, and what writes it.
+WRITERS: dict[str, type[_Folder] | type[_Movie] | type[_Animation]] = {"": _Folder, ".mp4": _Movie, ".webp": _Animation}

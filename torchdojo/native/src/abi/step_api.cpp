@@ -2,15 +2,13 @@
 #include <algorithm>
 #include <cstring>
 
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
 
 #include "abi/near_steps.hpp"
 #include "base/subnormals.hpp"
+#include "base/threads.hpp"
 
 namespace torchdojo {
 namespace {
@@ -26,27 +24,28 @@ Options native_options(const TdOptions &o) {
     return options;
 }
 
-int64_t num_blocks(int64_t environments, int64_t threads, int64_t lanes) {
-    return std::max<int64_t>(1, std::min(threads, (environments + lanes - 1) / lanes));
+int64_t num_blocks(int64_t environments, int64_t most, int64_t lanes) {
+    return std::max<int64_t>(1, std::min(most, (environments + lanes - 1) / lanes));
 }
 
-// Calls part(first, last, many, block) on blocks of environments, one per thread; `many`: whether the block fills a vector register.
+// Sums over environments are taken in this many blocks, or fewer, for any number of threads: equal bits for all of them.
+constexpr int64_t sum_blocks = 16;
+
+// Calls part(first, last, many, block) on blocks of environments that fill vector registers; `many`: whether there is more than one environment.
+template <class F>
+void in_blocks(int64_t environments, int64_t threads, int64_t blocks, int64_t lanes, F &&part) {
+    const int64_t registers = (environments + lanes - 1) / lanes;
+    for_each_block(blocks, threads, [&](int64_t block) {
+        const int64_t first = registers * block / blocks * lanes, last = std::min(registers * (block + 1) / blocks * lanes, environments);
+        const SubnormalsAreZero flush;
+        if (first < last) part(first, last, environments > 1, block);
+    });
+}
+
+// One block per thread.
 template <class F>
 void in_parallel(int64_t environments, int64_t threads, F &&part, int64_t lanes = pack_lanes) {
-    const int64_t blocks = num_blocks(environments, threads, lanes);
-    auto run = [&](int64_t block) {
-        const int64_t first = environments * block / blocks, last = environments * (block + 1) / blocks;
-        const SubnormalsAreZero flush;
-        if (first < last) part(first, last, last - first > 1, block);
-    };
-#if defined(_OPENMP)
-    if (blocks > 1) {
-#pragma omp parallel for num_threads(int(blocks)) schedule(static, 1)
-        for (int64_t block = 0; block < blocks; ++block) run(block);
-        return;
-    }
-#endif
-    for (int64_t block = 0; block < blocks; ++block) run(block);
+    in_blocks(environments, threads, num_blocks(environments, threads, lanes), lanes, part);
 }
 
 // Asks for pages of 2 MB for memory that results will fill. Otherwise, Linux supplies new memory in pages of 4 kB at the first write.
@@ -114,16 +113,17 @@ void td_rollout(void *handle, const TdOptions *o, const TdRollout *r) {
 void td_rollout_adjoint(void *handle, const TdOptions *o, const TdRollout *r, const TdGradient *g) {
     Handle &h = *static_cast<Handle *>(handle);
     const Options options = native_options(*o);
-    // Shared parameters have one sum per block. The sums are added in the order of the blocks.
+    // Shared parameters have one sum per block. The sums are added in the order of the blocks, which do not depend on the threads.
     const bool partial = g->grad_parameters && !r->parameter_stride;
-    const int64_t size = h.table.num_parameters + h.table.num_samples, blocks = num_blocks(r->environments, o->threads, h.lanes());
+    const int64_t size = h.table.num_parameters + h.table.num_samples, lanes = h.lanes();
+    const int64_t blocks = num_blocks(r->environments, partial ? sum_blocks : o->threads, lanes);
     std::vector<double> sums(partial ? size_t(blocks * size) : 0);
     if (!r->law) expect(g->grad_u, r->environments * r->steps * h.table.num_inputs);
     const auto part = [&](int64_t first, int64_t last, bool many, int64_t block) {
         double *grad_parameters = partial ? &sums[block * size] : g->grad_parameters;
         h.backward(many, options, o->grad_kappa, *r, *g, grad_parameters, first, last);
     };
-    in_parallel(r->environments, o->threads, part, h.lanes());
+    in_blocks(r->environments, o->threads, blocks, lanes, part);
     for (size_t k = 0; k < sums.size(); ++k) g->grad_parameters[k % size] += sums[k];
 }
 
