@@ -89,3 +89,29 @@ def test_mechanisms_that_cannot_be_written() -> None:
     mech.bodies["cart"].mass = torch.tensor([1.0, 2.0])
     with pytest.raises(ValueError, match=r"parameters of several environments, \['bodies.cart.mass'\]"):
         write_mjcf(mech)
+
+
+def test_sites_and_sensors_come_back(tmp_path) -> None:
+    mech = crane()
+    mech.sites["hook"] = td.Site("tool", (0.0, 0.1, 0.02), (0.8, 0.6, 0.0, 0.0), size=(0.1, 0.2, 0.3), shape="box")
+    mech.sites["post"] = td.Site(None, (0.0, 1.0, 0.0))
+    mech.sensors["seen"] = td.Sensor("frame_position", site="hook", reference="post", noise=0.01)
+    mech.sensors["axis"] = td.Sensor("frame_y_axis", site=td.Site("boom", (0.1, 0.0, 0.0)))
+    mech.sensors["imu"] = td.Sensor("gyro", site="hook", cutoff=0.5)
+    mech.sensors["turn"] = td.Sensor("joint_velocity", joint="pivot")
+    mech.sensors["balance"] = td.Sensor("subtree_linear_velocity", body="cart")
+    mech.sensors["scaled"] = td.Sensor("joint_position", joint="pivot", scale=2.0)
+    mech.sensors["sum"] = td.Sensor("subtree_linear_momentum")
+    text, left_out = write_mjcf(mech)
+    assert left_out == ["pair", "sensors.scaled", "sensors.sum"]
+    path = tmp_path / "crane.xml"
+    path.write_text(text)
+    other = td.load(path, merge_fixed_joints=False, contacts=None, timestep=1e-6)
+    assert set(other.sites) == {"post", "hook", "axis_site"}
+    assert other.sites["hook"].shape == "box" and other.sites["hook"].size.tolist() == [0.1, 0.2, 0.3]
+    assert other.sensors["seen"].noise == 0.01 and other.sensors["imu"].cutoff == 0.5
+    q, qd = torch.tensor([0.3, -0.7]).double(), torch.tensor([0.4, 1.1]).double()
+    names = list(other.sensors)
+    assert names == [name for name in mech.sensors if f"sensors.{name}" not in left_out]
+    ours, theirs = (one.read_sensors(one.to_maximal(q, qd), names=names) for one in (mech, other))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-7)  # rates over 1 µs have few digits

@@ -30,6 +30,7 @@ STRUCTURES: dict[str, Any] = {
     "TdImpacts": calls.Impacts,
     "TdGradient": calls.Gradient,
     "TdMap": calls.Map,
+    "TdSensors": calls.Sensors,
     "TdNear": calls.Near,
     "TdNearSteps": calls.NearSteps,
 }

@@ -143,7 +143,7 @@ def test_vectors_turn_with_the_bodies() -> None:
 
     def forces(x: Tensor) -> Tensor:
         nodes = dynamics.evaluate(x, v, None, KAPPA)
-        return dynamics.forces_of(nodes.end, nodes.w, rows)[0, 0]
+        return dynamics.forces_of(nodes.z[..., :-1, :], nodes.v, nodes.end, nodes.w, rows)[0, 0]
 
     nodes = dynamics.evaluate(x, v, None, KAPPA)
     out = mech.step(z)

@@ -181,6 +181,11 @@ def test_files_say_which_sensors_are_left_out_and_why(tmp_path):
     with pytest.raises(ValueError, match=r"'lost', which the file has.*merge_fixed_joints=False"):
         mech.read_sensors(mech.initial_state(), names=["lost"])
     assert {entry.kind for entry in mech.load_report.entries} >= {"sensors"}
+    for wrong in (td.Sensor("gyro", site=td.Site("w1")), td.Sensor("subtree_center", body="w1")):
+        with pytest.raises(ValueError, match=r"'w1', which is part of 'b1'.*merge_fixed_joints=False"):
+            mech.sensors["wrong"] = wrong
+    with pytest.raises(ValueError, match=r"sites\['s'\]: got the body 'w2'.*merge_fixed_joints=False"):
+        mech.sites["s"] = td.Site("w2")
     kept = load(path, contacts=None, merge_fixed_joints=False)
     assert set(kept.sensors.left_out) == {"e"}
 
@@ -204,6 +209,25 @@ def test_environments_end_their_observation_with_sensors():
         td.envs.make("quadrotor", sensors=("nose",), **options)
 
 
+def test_noise_and_bias_are_those_of_sensors_by_name():
+    options = {"num_envs": 2, "seed": 0, "pool": 2, "sensors": ("body_linacc", "body_gyro")}
+    env = td.envs.make("quadrotor", sensor_noise={"noise": {"body_gyro": 0.1}, "bias": {"body_linacc": 2.0}}, **options)
+    plain = torch.zeros(2000, env.num_obs, dtype=torch.float64)
+    first, carried = env.sensors.begin(plain, env.normal)
+    second, _ = env.sensors.read(plain, carried, env.normal(2000, env.sensors.draws))
+    assert not first[:, :-6].any() and not second[:, :-6].any()
+    torch.testing.assert_close(first[:, -6:-3], second[:, -6:-3], rtol=0, atol=0)  # an episode has one bias
+    assert float(first[:, -6:-3].std()) == pytest.approx(2.0, rel=0.1) and float(second[:, -3:].std()) == pytest.approx(0.1, rel=0.1)
+    imu = {"imu": td.Sensor("gyro", site="imu", noise=0.5)}
+    filed = td.envs.make("quadrotor", sensor_noise="file", **{**options, "sensors": imu})
+    assert filed.sensors.noise[-3:].tolist() == [0.5] * 3 and not filed.sensors.noise[:-3].any()
+    for given, message in (({"noise": {"nose": 1.0}}, "'nose'.*'body_gyro'"), ({"noise": "robots"}, "allowed: 'file'")):
+        with pytest.raises(ValueError, match=message):
+            td.envs.make("quadrotor", sensor_noise=given, **options)
+    with pytest.raises(ValueError, match="without sensors"):
+        td.envs.make("quadrotor", sensor_noise="file", num_envs=1, pool=1)
+
+
 def test_a_kind_of_ones_own_is_read_with_the_others(moving):
     class Height(Kind):
         size, needs = 1, ("site",)
@@ -222,6 +246,7 @@ def test_a_kind_of_ones_own_is_read_with_the_others(moving):
         del KINDS["height"]
 
 
+@pytest.mark.slow
 def test_segments_differentiate_sensors_as_the_loop_does():
     grads = []
     for segmented in (True, False):

@@ -116,6 +116,16 @@ class Broken(td.NonlinearContact):
         return point[..., 2]
 
 
+def test_sites_are_drawn_where_they_are_asked_for():
+    mech = td.Mechanism({"ball": td.Body(1.0, shape=td.Sphere(0.2))})
+    mech.sites.update(tip=td.Site("ball", (0.0, 0.1, 0.2)), post=td.Site(None, (1.0, 0.0, 0.0)))
+    plain, marked = Scene.of(mech), Playback.of(mech, mech.initial_state()[None], sites=True).scene
+    added = [part for part in marked.parts if part not in plain.parts]
+    assert [(part.body, part.position, part.kind) for part in added] == [
+        ("ball", (0.0, 0.1, 0.2), "sphere"), (None, (1.0, 0.0, 0.0), "sphere"),
+    ]  # fmt: skip
+
+
 def test_a_surface_of_the_users_own_is_drawn():
     contacts = {"one": Hill("ball", radius=0.1), "two": Hill("ball", point=(0.0, 0.0, 0.1)), "three": Broken("ball")}
     mech = td.Mechanism({"ball": td.Body(1.0, shape=td.Sphere(0.1))}, contacts=contacts)

@@ -81,13 +81,14 @@ class SensorNoise:
     """What lies between the observation of a robot and what its policy sees: ``o(t − delay) + bias + noise · ε(t)``.
 
     noise, bias: standard deviations, each one number or one for each entry of the observation. ε is normal and new in every control step.
-        An episode has one bias, which comes from the pool with the start.
+        An episode has one bias, which comes from the pool with the start. Or {name: deviation} of the environment's `sensors`, with zero
+        for all other entries; or "file": the deviations that these sensors have (`td.Sensor.noise`).
     delay: control steps, or a pair (least, most), from which each start of the pool has one. Until as many have passed, the policy sees the
         first observation of the episode.
     """
 
-    noise: float | Sequence[float] = 0.0
-    bias: float | Sequence[float] = 0.0
+    noise: float | Sequence[float] | Mapping[str, float] | str = 0.0
+    bias: float | Sequence[float] | Mapping[str, float] | str = 0.0
     delay: int | Sequence[int] = 0
 
     def __post_init__(self) -> None:
@@ -99,7 +100,7 @@ class SensorNoise:
 
     @classmethod
     def of(cls, given: Any) -> SensorNoise:
-        """From a number, the noise; a mapping of the fields; None.
+        """From a number or "file", the noise; a mapping of the fields; None.
 
         Raises:
             ValueError: anything else.
@@ -110,6 +111,8 @@ class SensorNoise:
             for key in given:
                 one_from("sensor_noise", key, [entry.name for entry in dataclasses.fields(cls)])
             return cls(**given)
+        if given == "file":
+            return cls(noise=given)
         return cls(noise=positive("sensor_noise", given, zero=True))
 
 

@@ -24,7 +24,7 @@ from torchdojo.envs.checks import (
 from torchdojo.envs.direct import light_guards
 from torchdojo.envs.disturbances import Kicks, SensorNoise, Sensors
 from torchdojo.envs.ground import Ground, Terrain, scan_points
-from torchdojo.envs.instruments import Instruments, SensorNames
+from torchdojo.envs.instruments import Instruments, SensorNames, by_sensor
 from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition, any_rare, finite, part_of
 from torchdojo.envs.randomization import Randomization, Ranges
 from torchdojo.envs.saving import restore, saved
@@ -65,7 +65,7 @@ class Env:
         resample: control steps of an episode after which its goal is drawn anew from the goals of the pool; 0: never; None: the class's.
         kicks: (speed [m/s], control steps between two): pushes of the whole robot in random horizontal directions (`Kicks`).
         sensor_noise: noise, bias and delay of the observation (`SensorNoise`), as such, as a mapping, or as one number, the noise. Rewards
-            and ends of episodes do not see it.
+            and ends of episodes do not see it. {"noise": {"gyro": 0.01}} is that of `sensors` by name, "file" that in their file.
         terrain: the ground in place of planes: a name, arguments or a field of `td.terrain`, "rough", {"kind": "rough", "height": 0.1}; see
             `Ground`. None: as the mechanism has it. height_scan: whether the observation ends with the heights of the root above the
             ground at 7 x 5 points around it, or at given points (n, 2), ahead and to the left [m].
@@ -105,7 +105,7 @@ class Env:
         redraw: bool = False,
         resample: int | None = None,
         kicks: tuple[float, int] | None = None,
-        sensor_noise: SensorNoise | Mapping[str, Any] | float | None = None,
+        sensor_noise: SensorNoise | Mapping[str, Any] | float | str | None = None,
         terrain: Terrain | None = None,
         height_scan: bool | Sequence[Sequence[float]] = False,
         observe_impulses: bool = False,
@@ -427,7 +427,7 @@ class Env:
             raise ValueError(f"resample: got {self.resample} for {name}, which has no goals; allowed: 0; override goals(count)")
         obs, parts = self._observe(motion), self._parts(self.reward(motion, motion, motion.action))
         check_results(name, len(z), obs, parts, self.terminated(motion))
-        self.term_names, self.sensors = tuple(parts), Sensors(noise, obs.shape[-1])
+        self.term_names, self.sensors = tuple(parts), Sensors(by_sensor(noise, self.instruments, obs.shape[-1]), obs.shape[-1])
         return self._begin(motion, obs)
 
     def _still(self, z: Tensor, goal: Tensor) -> Motion:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchdojo.envs.disturbances import SensorNoise
 from torchdojo.envs.motion import Motion
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.sensors.kind import KINDS, Sensor
 
-__all__ = ["Instruments", "SensorNames"]
+__all__ = ["Instruments", "SensorNames", "by_sensor"]
 
 SensorNames = Sequence[str] | Mapping[str, Sensor]
 
@@ -40,6 +42,7 @@ class Instruments:
         if isinstance(given, Mapping):
             table.update(given)
         self.names = tuple(given)
+        self.noise = {name: sensor.noise for name, sensor in table.chosen(self.names).items()}
         self.layout = table.layout_of(self.names)
         stepping = {name for name, sensor in table.chosen(self.names).items() if KINDS[sensor.kind].needs_step}
         self._parts = [tuple(name for name in self.names if (name in stepping) == side) for side in (False, True)]
@@ -62,3 +65,39 @@ class Instruments:
                 out = env.mech.step(start, ctrl=motion.action)
             result.append(env.mech.read_sensors(start, out, names=late, ctrl=motion.action, time=time, repeat=repeat))
         return torch.cat(result, -1)[..., self._order]
+
+    def deviations(self, label: str, given: Mapping[str, float] | str, num_obs: int) -> list[float]:
+        """Standard deviations of the entries of an observation, of sensors by name or as in their file ("file").
+
+        Raises:
+            ValueError: an unknown name, another string.
+        """
+        if isinstance(given, str) and given != "file":
+            raise ValueError(f"{label}: got {given!r}; allowed: 'file', numbers, or {{name: deviation}} with names of {list(self.names)}")
+        chosen = self.noise if isinstance(given, str) else given
+        unknown = [name for name in chosen if name not in self.layout]
+        if unknown:
+            raise ValueError(f"{label}: got {unknown}; allowed: the environment's sensors, {list(self.names)}; give others in sensors=")
+        result = [0.0] * num_obs
+        start = num_obs - sum(place.stop - place.start for place in self.layout.values())
+        for name, deviation in chosen.items():
+            place = self.layout[name]
+            result[start + place.start : start + place.stop] = [float(deviation)] * (place.stop - place.start)
+        return result
+
+
+def by_sensor(noise: SensorNoise, instruments: Instruments | None, num_obs: int) -> SensorNoise:
+    """Noise and bias with deviations of all entries, where they are given by names of sensors.
+
+    Raises:
+        ValueError: names of an environment without sensors, or as `Instruments.deviations`.
+    """
+    found: dict[str, Any] = {}
+    for field in ("noise", "bias"):
+        given, label = getattr(noise, field), f"sensor_noise, {field}"
+        if not isinstance(given, (Mapping, str)):
+            continue
+        if instruments is None:
+            raise ValueError(f"{label}: got {given!r} for an environment without sensors; allowed: numbers; give sensors=(NAME, ...), too")
+        found[field] = instruments.deviations(label, given, num_obs)
+    return dataclasses.replace(noise, **found)

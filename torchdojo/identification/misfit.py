@@ -16,7 +16,7 @@ This chain costs a number of adjoints proportional to T. Reverse mode through wh
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torchdojo import quaternion as quat
 from torchdojo.gradients.request import Request
 from torchdojo.identification.parameters import ParametricMechanism
+from torchdojo.identification.readings import Readings
 from torchdojo.identification.recordings import Recordings, wrapped
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import velocity_sensitivity
@@ -113,9 +114,16 @@ class WindowResidual:
 
     Args:
         model: the mechanism. recordings: the source of the windows, with their layout and dt. scales: divisors of the misfit.
+        sensors: {name in `mech.sensors`: standard deviation}, of the recorded readings, which become entries of the misfit.
     """
 
-    def __init__(self, model: ParametricMechanism, recordings: Recordings, scales: Scales | None = None) -> None:
+    def __init__(
+        self,
+        model: ParametricMechanism,
+        recordings: Recordings,
+        scales: Scales | None = None,
+        sensors: Mapping[str, float] | None = None,
+    ) -> None:
         self.model, self.recordings, self.scales = model, recordings, scales or Scales()
         self.substeps = model.substeps(recordings)
         self._bodies, self._columns = model.observed(recordings)
@@ -123,18 +131,20 @@ class WindowResidual:
         per_body = [scale for scale in (s.position, s.velocity, s.rotation, s.angular_velocity) for _ in range(3)]
         numbers = per_body * len(self._bodies) + [s.joint] * recordings.num_joints + [s.joint_velocity] * recordings.num_joints
         kept = [i for i, number in enumerate(numbers) if number is not None]
-        if not kept:
+        self._readings = Readings(model, recordings, sensors, self.substeps) if sensors else None
+        if not kept and self._readings is None:
             raise ValueError("Scales: every kind of misfit is left out; give at least one")
         # A free first sample is compared in its poses alone. Poses are measured, and recorded velocities follow from them.
         posed = ([1.0] * 3 + [0.0] * 3) * 2 * len(self._bodies) + [1.0] * recordings.num_joints + [0.0] * recordings.num_joints
         self._posed = torch.tensor([posed[i] for i in kept], dtype=torch.float64)
         self._memory: dict[str, Tensor] = {}
-        self._kept, self._scale = torch.tensor(kept), torch.tensor([numbers[i] for i in kept], dtype=torch.float64)
+        self._kept = torch.tensor(kept, dtype=torch.long)
+        self._scale = torch.tensor([numbers[i] for i in kept], dtype=torch.float64)
 
     @property
     def size(self) -> int:
         """R: entries of the misfit per sample."""
-        return len(self._kept)
+        return len(self._kept) + (0 if self._readings is None else len(self._readings.scale))
 
     def __call__(self, windows: Tensor, raw: Tensor | None = None) -> Tensor:
         """Misfit (N, T, R) of windows (N, T + 1, width), differentiable in `raw` and in all fields of the mechanism."""
@@ -151,10 +161,13 @@ class WindowResidual:
         u = self.model.held_inputs(self.recordings, windows[..., :-1, :])
         out = self.model.rollout(begin, (windows.shape[-2] - 1) * self.substeps, raw, u)
         misfit, solved = self._compare(self._observed(out.z), windows[..., 1:, :], raw), self._solved(out.status)
+        if self._readings is not None:
+            misfit = torch.cat((misfit, self._readings.compare(out.z, out.impulses, u, windows[..., 1:, :], raw)), dim=-1)
         misfit = torch.where(solved[..., None], misfit, 0.0)
         if start is None:
             return misfit, solved
         first_misfit = self._posed * self._compare(begin, windows[..., 0, :], raw)
+        first_misfit = nn.functional.pad(first_misfit, (0, self.size - first_misfit.shape[-1]))  # no step leads to a first sample
         return torch.cat((first_misfit[..., None, :], misfit), dim=-2), torch.cat((torch.ones_like(solved[..., :1]), solved), dim=-1)
 
     def linearize(self, windows: Tensor, raw: Tensor, start: Tensor | None = None) -> Linearization:
@@ -195,6 +208,14 @@ class WindowResidual:
             by_state, direct = (torch.cat((self._posed[:, None] * J[:, :1], J[:, 1:]), dim=1) for J in (by_state, direct))
         keep = solved[..., None]
         jacobian = by_state @ combined
+        if self._readings is not None:
+            late, at = len(misfit[0]) - windows.shape[1] + 1, windows[:, 1:]
+            with torch.no_grad():
+                extra = self._readings.compare(out.z, out.impulses, u, at, raw)
+            by_unknowns = self._readings.jacobian(out.z, u, at, raw, path, _rows)
+            misfit = torch.cat((misfit, nn.functional.pad(extra, (0, 0, late, 0))), dim=-1)
+            jacobian = torch.cat((jacobian, nn.functional.pad(by_unknowns, (0, 0, 0, 0, late, 0))), dim=-2)
+            direct = nn.functional.pad(direct, (0, 0, 0, extra.shape[-1]))
         by_raw, by_start = torch.where(keep[..., None], jacobian, 0.0).split((len(raw), change.shape[-1]), dim=-1)
         by_raw = by_raw + torch.where(keep[..., None], direct, 0.0)
         return Linearization(torch.where(keep, misfit, 0.0), by_raw, None if start is None else by_start, solved)
@@ -221,8 +242,8 @@ class WindowResidual:
         dx, dv, dphi, domega = correction[..., :count].unflatten(-1, (-1, TANGENT_SIZE)).split(3, dim=-1)
         bodies = torch.cat((x + dx, v + dv, quat.multiply(q, quat.exp(dphi)), omega + domega), dim=-1).flatten(-2)
         joints = torch.cat(self.recordings.joints(samples), dim=-1) + correction[..., count:]
-        inputs = self.recordings.inputs(samples).expand(*joints.shape[:-1], -1)
-        return torch.cat((bodies, joints, inputs), dim=-1)
+        first = STATE_SIZE * self.recordings.num_bodies + joints.shape[-1]
+        return torch.cat((bodies, joints, samples[..., first:].expand(*joints.shape[:-1], -1)), dim=-1)
 
     def _step_jacobians(self, z: Tensor, u: Tensor | None, raw: Tensor, more: int) -> tuple[Tensor, Tensor]:
         """∂f/∂z (N, K, 12 nb, 12 nb) and [∂f/∂raw, zeros] (N, K, 12 nb, P + more) of steps from z (N, K, 13 nb), on the tangent space.
@@ -334,7 +355,7 @@ class WindowResidual:
     def _compare_directly(self, z: Tensor, samples: Tensor, raw: Tensor) -> Tensor:
         """Derivative (N, K, R, P) of `_compare` by `raw` (P,) through the samples alone, at fixed states z (N, K, 13 nb)."""
         if self.model.recorded_points is None:
-            return z.new_zeros(*z.shape[:-1], self.size, len(raw))
+            return z.new_zeros(*z.shape[:-1], len(self._kept), len(raw))
         with torch.enable_grad():
             rows = raw.detach().expand(*z.shape[:-1], -1).clone().requires_grad_()
             return _rows(lambda r: r, self._compare(z.detach(), samples, rows), rows)

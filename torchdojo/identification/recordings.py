@@ -11,6 +11,7 @@ A file holds N samples of all trajectories, one after another, at a constant rat
 | joint_angle | (N,) or (N, j) | coordinates of joints [rad, m]; with them, only floating bodies are recorded; optional |
 | joint_velocity | as joint_angle | [rad/s, m/s]; optional |
 | input | (N, m) | inputs u of the mechanism [N, N·m], held from each sample to the next one; optional: none act |
+| reading | (N, k) | what sensors of the mechanism read, side by side, of the step or period that leads to each sample; optional |
 | offsets | (n + 1,) | first row of each trajectory, whole numbers from 0 to N |
 | throw_id | (n,) | number of the physical throw of each trajectory, for splits and tilts; optional: `toss_index`, or else the position |
 | toss_index | (n,) | number of each trajectory in the source of the file; optional |
@@ -63,9 +64,10 @@ class DataError(ValueError):
 class Recordings:
     """Recorded trajectories.
 
-    samples: (N, 13 b + 2 j + m), per recorded body [x(3) m, v(3) m/s, q(4) wxyz, ω(3) rad/s], then joint coordinates, their rates, and
-        the inputs that are held until the next sample.
-    offsets: (n + 1,), throw_id: (n,), both int64. dt: [s]. num_bodies, num_joints, num_inputs: b, j, m. numbers: the file's other scalars.
+    samples: (N, 13 b + 2 j + m + k), per recorded body [x(3) m, v(3) m/s, q(4) wxyz, ω(3) rad/s], then joint coordinates, their rates,
+        the inputs that are held until the next sample, and the readings of sensors since the last one.
+    offsets: (n + 1,), throw_id: (n,), both int64. dt: [s]. num_bodies, num_joints, num_inputs, num_readings: b, j, m, k.
+    numbers: the file's other scalars.
     numbered_by: the array that `throw_id` comes from, "throw_id", "toss_index", or "position" where a file has neither.
     """
 
@@ -78,6 +80,7 @@ class Recordings:
     numbers: Mapping[str, float] = field(default_factory=dict)
     numbered_by: str = "throw_id"
     num_inputs: int = 0
+    num_readings: int = 0
 
     def __len__(self) -> int:
         """Number of trajectories."""
@@ -102,7 +105,13 @@ class Recordings:
     def inputs(self, samples: Tensor | None = None) -> Tensor:
         """Inputs of samples [N, N·m], (..., m), held until the next sample."""
         samples = self.samples if samples is None else samples
-        return samples[..., STATE_SIZE * self.num_bodies + 2 * self.num_joints :]
+        first = STATE_SIZE * self.num_bodies + 2 * self.num_joints
+        return samples[..., first : first + self.num_inputs]
+
+    def readings(self, samples: Tensor | None = None) -> Tensor:
+        """Readings of sensors, (..., k), of the step or period that leads to each sample."""
+        samples = self.samples if samples is None else samples
+        return samples[..., samples.shape[-1] - self.num_readings :]
 
     def select(self, trajectories: Sequence[int] | Tensor) -> Recordings:
         """Some of the trajectories, in the given order.
@@ -241,17 +250,19 @@ def recordings_of(arrays: dict[str, np.ndarray], label: str = "data") -> Recordi
         raise DataError(f"{label}: quaternion row {row} has length {float(norm[row].max()):.6g}; allowed: unit quaternions wxyz")
     angle, rate = _joint_arrays(label, arrays, count)
     inputs = _rows(label, "input", arrays["input"], count, "inputs") if "input" in arrays else torch.zeros(count, 0, dtype=torch.float64)
+    readings = _rows(label, "reading", arrays["reading"], count, "readings") if "reading" in arrays else inputs[:, :0]
     offsets = _offsets(label, arrays["offsets"], count)
     rates = [name in columns for name in ("linear_velocity", "angular_velocity") if bodies] + [rate is not None] * (angle is not None)
     angle = torch.zeros(count, 0, dtype=torch.float64) if angle is None else angle
     throw_id, numbered_by = _throw_id(label, arrays, len(offsets) - 1)
-    described = {"offsets", "dt", *NUMBERS_OF_THROWS, "joint_angle", "joint_velocity", "input", *WIDTHS}
+    described = {"offsets", "dt", *NUMBERS_OF_THROWS, "joint_angle", "joint_velocity", "input", "reading", *WIDTHS}
     numbers = {name: float(v.item()) for name, v in arrays.items() if name not in described and v.size == 1 and v.dtype.kind in "fiu"}
     columns.setdefault("linear_velocity", torch.full((count, bodies, 3), torch.nan, dtype=torch.float64))
     columns.setdefault("angular_velocity", torch.full((count, bodies, 3), torch.nan, dtype=torch.float64))
     packed = torch.cat([columns[name] for name in WIDTHS], dim=-1).flatten(1)
-    samples = torch.cat((packed, angle, torch.full_like(angle, torch.nan) if rate is None else rate, inputs), dim=-1)
-    recordings = Recordings(samples, offsets, throw_id, dt, bodies, angle.shape[-1], numbers, numbered_by, inputs.shape[-1])
+    samples = torch.cat((packed, angle, torch.full_like(angle, torch.nan) if rate is None else rate, inputs, readings), dim=-1)
+    sizes = inputs.shape[-1], readings.shape[-1]
+    recordings = Recordings(samples, offsets, throw_id, dt, bodies, angle.shape[-1], numbers, numbered_by, *sizes)
     if all(rates):
         return recordings
     if any(rates):
@@ -282,7 +293,7 @@ def with_differences(recordings: Recordings) -> Recordings:
     turn = quat.multiply(quat.conjugate(body[:-1, :, ORIENTATION]), body[1:, :, ORIENTATION])
     body[1:, :, ANGULAR_VELOCITY] = quat.rotation_vector(turn) / recordings.dt
     angle = samples[:, split : split + count]
-    samples = torch.cat((body.flatten(1), angle, torch.full_like(angle, torch.nan), recordings.inputs()), dim=-1)
+    samples = torch.cat((body.flatten(1), angle, torch.full_like(angle, torch.nan), samples[:, split + 2 * count :]), dim=-1)
     samples[1:, split + count : split + 2 * count] = wrapped(angle.diff(dim=0)) / recordings.dt
     kept = torch.ones(len(samples), dtype=torch.bool)
     kept[recordings.offsets[:-1]] = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,9 @@ from torchdojo.state.layout import ORIENTATION, STATE_SIZE
 __all__ = ["record_rollouts"]
 
 
-def record_rollouts(model: ParametricMechanism, z: Tensor, samples: int, every: int = 1, u: Tensor | None = None) -> dict[str, Any]:
+def record_rollouts(
+    model: ParametricMechanism, z: Tensor, samples: int, every: int = 1, u: Tensor | None = None, sensors: Sequence[str] = ()
+) -> dict[str, Any]:
     """Arrays of the schema of `read_recordings`, for ``numpy.savez``: rollouts of a model from states z (n, 13 nb).
 
     Each rollout has `samples` samples, one after every `every` steps, with mean velocities since the sample before. Where joints connect
@@ -24,6 +28,7 @@ def record_rollouts(model: ParametricMechanism, z: Tensor, samples: int, every: 
 
     Args:
         u: (n, samples, m), inputs that are held over the steps to each sample [N, N·m]; None: zero, and not recorded.
+        sensors: names in `mech.sensors`, whose readings since the sample before are recorded.
 
     Raises:
         ValueError: a step failed; inputs of another shape.
@@ -58,5 +63,8 @@ def record_rollouts(model: ParametricMechanism, z: Tensor, samples: int, every: 
             columns["joint_velocity"] = rate.unflatten(1, (-1, every)).mean(2)
         if u is not None:  # a sample has the inputs after it, and the last one has none
             columns["input"] = torch.cat((u[:, 1:], torch.zeros_like(u[:, :1])), dim=1)
+        if sensors:
+            step: Any = SimpleNamespace(z=out.z[:, every::every], impulses=out.impulses.unflatten(1, (-1, every)).sum(2))
+            columns["reading"] = model.call("read_sensors", out.z[:, :-1:every], step, names=tuple(sensors), u=u, repeat=every)
     offsets = np.arange(0, len(z) * samples + 1, samples)
     return {**{name: column.flatten(0, 1).numpy() for name, column in columns.items()}, "offsets": offsets, "dt": np.array(dt)}

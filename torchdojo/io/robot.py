@@ -335,7 +335,7 @@ def assemble(
         mech = Mechanism(bodies, moving, modules, couplings=couplings, timestep=timestep, gravity=gravity)
     except ValueError as error:
         raise ValueError(f"{robot.path}: {error}") from error
-    mech.scenery = robot.scenery
+    mech.scenery, mech.sites.merged = robot.scenery, {name: link.body for name, link in robot.links.items() if name not in bodies}
     told = [LoadEntry("ignored", "collision geometry", 1, (), note) if isinstance(note, str) else note for note in notes]
     start = _contacts_at_the_start(robot, mech, of_geometry(contacts) and ground is not False)
     mech.load_report = LoadReport(robot.path, (*robot.findings.entries(), *told, *start))

@@ -106,8 +106,8 @@ class MuJoCoRobots:
         mujoco = self.mujoco
         if file is None:
             text, left_out = write_mjcf(self.env.mech, self.env.name or "robot")
-            if left_out:
-                _note(f"MuJoCo's robot lacks the contacts {', '.join(left_out)}")
+            if missing := [name for name in left_out if not name.startswith("sensors.")]:
+                _note(f"MuJoCo's robot lacks the contacts {', '.join(missing)}")
             return mujoco.MjSpec.from_string(text)
         spec = compile_mjcf(file, mesh="skip").spec
         self.driven = {str(actuator.name): str(actuator.target) for actuator in spec.actuators}

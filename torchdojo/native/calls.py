@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["ENTRIES", "STRUCTS", "Feedback", "Gradient", "Impacts", "Law", "Map", "Near", "Options", "Rollout", "bind"]
+__all__ = ["ENTRIES", "STRUCTS", "Feedback", "Gradient", "Impacts", "Law", "Map", "Near", "Options", "Rollout", "Sensors", "bind"]
 
 #: Name of a structure -> its fields, in C's words. N environments, T steps, nb bodies. Strides count numbers, and a stride of zero shares
 #: the array. Other arrays are contiguous. P = T / repeat periods hold an input each. Results are those of every step, S = T, or of every
@@ -103,6 +103,35 @@ STRUCTS: dict[str, dict[str, str]] = {
         "along": "const double *",  # the gradient of the value, or the tangent of the argument; null for the value
         "out": "double *",
     },
+    # Sensors at a state and the step that starts there (src/maps/sensors.hpp), or the gradients by what they read.
+    "TdSensors": {
+        "environments": "int64_t",
+        "threads": "int64_t",
+        "repeat": "int64_t",  # steps of the period
+        "sensors": "int64_t",
+        "frames": "int64_t",
+        "contacts": "int64_t",
+        "size": "int64_t",  # numbers of all sensors
+        "table": "const int32_t *",  # rows `Sensor`
+        "frame_table": "const int32_t *",  # rows `SensedFrame`
+        "contact_table": "const int32_t *",  # rows `SensedContact`
+        "subtree_table": "const int32_t *",  # (subtrees, nb): whether a body belongs to a subtree
+        "frame_numbers": "const double *",  # `SENSED_FRAME_NUMBERS` of each frame
+        "numbers": "const double *",  # `SENSOR_NUMBERS` of each sensor
+        "magnetic": "const double *",  # (3,)
+        "parameters": "const double *",  # (N or 1, P)
+        "parameter_stride": "int64_t",
+        "z": "const double *",  # (N, 13 nb)
+        "after": "const double *",  # (N, 13 nb), the state after the step, or null
+        "impulses": "const double *",  # (N, ni), or null
+        "wrench": "const double *",  # (N, 6 nb), or null
+        "out": "double *",  # (N, size)
+        "along": "const double *",  # (N, size), the gradient of `out`, which is not written then; or null
+        "by_z": "double *",  # gradients
+        "by_after": "double *",
+        "by_impulses": "double *",
+        "by_wrench": "double *",
+    },
     # The near terms of a pair of polytopes (base/near_search.hpp), of each environment the nearest first.
     "TdNear": {
         "environments": "int64_t",
@@ -161,6 +190,7 @@ ENTRIES: dict[str, tuple[str, tuple[str, ...]]] = {
     # a rollout of one step, then its Jacobian, in minimal coordinates if they are given
     "td_linearize": ("void", ("void *", "const TdOptions *", "const TdRollout *", "const double *", "double *")),
     "td_map": ("void", ("void *", "const TdMap *")),
+    "td_sense": ("void", ("void *", "const TdSensors *")),
     "td_near_terms": ("void", ("void *", "const TdNear *")),
     "td_near_rollout": ("void", ("void *", "const TdOptions *", "const TdRollout *", "const TdNearSteps *")),
     "td_near_adjoint": ("void", ("void *", "const TdOptions *", "const TdRollout *", "const TdNearSteps *", "const TdGradient *")),
@@ -179,8 +209,9 @@ def _structure(name: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": fields})
 
 
-Options, Law, Feedback, Rollout, Impacts, Gradient, Map, Near, NearSteps = (
-    _structure(f"Td{name}") for name in ("Options", "Law", "Feedback", "Rollout", "Impacts", "Gradient", "Map", "Near", "NearSteps")
+Options, Law, Feedback, Rollout, Impacts, Gradient, Map, Sensors, Near, NearSteps = (
+    _structure(f"Td{name}")
+    for name in ("Options", "Law", "Feedback", "Rollout", "Impacts", "Gradient", "Map", "Sensors", "Near", "NearSteps")
 )
 
 

@@ -74,6 +74,37 @@ class Derivative(enum.IntEnum):
     PUSH = 2
 
 
+class SensorKind(enum.IntEnum):
+    """Sensors that the kernel reads, by the names of their kinds (src/maps/sensors.hpp)."""
+
+    FRAME_POSITION = 0
+    FRAME_QUATERNION = 1
+    FRAME_X_AXIS = 2
+    FRAME_Y_AXIS = 3
+    FRAME_Z_AXIS = 4
+    FRAME_LINEAR_VELOCITY = 5
+    FRAME_ANGULAR_VELOCITY = 6
+    FRAME_LINEAR_ACCELERATION = 7
+    FRAME_ANGULAR_ACCELERATION = 8
+    GYRO = 9
+    VELOCIMETER = 10
+    ACCELEROMETER = 11
+    MAGNETOMETER = 12
+    FORCE = 13
+    TORQUE = 14
+    TOUCH = 15
+    JOINT_POSITION = 16
+    JOINT_VELOCITY = 17
+    JOINT_LIMIT_POSITION = 18
+    JOINT_LIMIT_VELOCITY = 19
+    JOINT_LIMIT_FORCE = 20
+    SUBTREE_CENTER = 21
+    SUBTREE_LINEAR_VELOCITY = 22
+    SUBTREE_LINEAR_MOMENTUM = 23
+    SUBTREE_ANGULAR_MOMENTUM = 24
+
+
+ZONES = ("sphere", "ellipsoid", "box", "capsule", "cylinder")  # shapes of sites, in which touch sensors feel contacts
 CONTACT_LAWS = contact.Contact.laws
 COUPLES = tuple(name for name in contact.LAWS if name not in CONTACT_LAWS)
 SHAPE_KINDS = (*pairs.KINDS, "surface", "polytope", "heights")
@@ -90,6 +121,8 @@ ENUMS: dict[str, tuple[str, dict[str, int]]] = {
     "rows::JointCone::Kind": ("int32_t", {kind.name.lower(): int(kind) for kind in JointCone}),
     "maps::Kind": ("int64_t", {name.name.lower(): int(name) for name in StateMap}),
     "maps::Derivative": ("int64_t", {name.name.lower(): int(name) for name in Derivative}),
+    "senses::Kind": ("int32_t", {name.name.lower(): int(name) for name in SensorKind}),
+    "zones::Kind": ("int32_t", {zone: number for number, zone in enumerate(ZONES)}),
     "geometry::Kind": ("int32_t", {kind: number for number, kind in enumerate(SHAPE_KINDS)}),
 }
 
@@ -181,6 +214,16 @@ COUPLING = _row(
 LINK = _row("joint coordinate")
 #: An actuator, in a table of its own (actuation.py): the coordinate that it drives, its input in u, and its number among the controls.
 ACTUATOR = _row("joint coordinate input number")
+SENSOR = _row(
+    "kind",  # a `SensorKind`
+    "frame reference",  # numbers of frames (−1: none)
+    "joint coordinate",  # −1: none
+    "subtree",  # number of the subtree, or of the bodies that a force carries (−1: none)
+    "first second",  # of a limit: whether there is a lower and an upper one; of its force: places among the impulses (−1: none)
+    "place size",  # of its numbers
+)
+SENSED_FRAME = _row("body shape")  # the world is the number of bodies; a number in `ZONES`
+SENSED_CONTACT = _row("number impulse")  # among the contacts as declared; the place of its first impulse among the impulses
 
 #: C++ name in the namespace `rows` -> row.
 ROWS: dict[str, np.dtype] = {
@@ -195,6 +238,9 @@ ROWS: dict[str, np.dtype] = {
     "Coupling": COUPLING,
     "Link": LINK,
     "Actuator": ACTUATOR,
+    "Sensor": SENSOR,
+    "SensedFrame": SENSED_FRAME,
+    "SensedContact": SENSED_CONTACT,
 }
 
 #: The tables of a mechanism as they follow the head, one after the other -> row, and the field of the head with their length.
@@ -256,6 +302,9 @@ CONTACT_PARAMETERS = numbers(point=3, radius=1, offset=1, normal=3, tangents=6, 
 COUPLING_PARAMETERS = numbers(ratio=1, offset=1)
 # Of each actuator, then a range (lower, upper) of each input: the numbers of a law (actuation.py).
 ACTUATOR_PARAMETERS = numbers(gear=1, gain=3, bias=3, length0=1, ctrlrange=2, forcerange=2, carried_damping=1)
+# Of a site on its body, with the extents of its zone; of a sensor, whose output is scale · value + offset between two bounds.
+SENSED_FRAME_NUMBERS = numbers(position=3, orientation=4, extent=3)
+SENSOR_NUMBERS = numbers(scale=1, offset=1, low=1, high=1)
 #: Kind of a shape -> its numbers, behind those of its contact. `half`: half the segment of a capsule, half the edges of a box, semi-axes.
 SHAPES = {
     "sphere": numbers(point=3, radius=1),
@@ -284,6 +333,8 @@ LAYOUTS: dict[str, dict[str, np.dtype]] = {
     "parameter::slot": {"size": SHAPES["polytope"]},
     "parameter::heights": {"size": SHAPES["heights"]},
     "actuator": {"size": ACTUATOR_PARAMETERS},
+    "frame": {"size": SENSED_FRAME_NUMBERS},
+    "sensor": {"size": SENSOR_NUMBERS},
 }
 
 # -- constants ---------------------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from torchdojo.planning.inverse_cone import ConeInverse, cone_inverse_dynamics
 from torchdojo.planning.options import BOTH_ANNEALED, GRADIENT_ANNEALED, SolveOptions
 from torchdojo.planning.plan import Plan, PlanStatus, Record, Replay
 from torchdojo.planning.problem import Problem
-from torchdojo.planning.residuals import ContactForce, Function, Input, State
+from torchdojo.planning.residuals import ContactForce, Function, Input, Sensors, State
 from torchdojo.planning.solver import solve
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "Problem",
     "Record",
     "Replay",
+    "Sensors",
     "SolveOptions",
     "State",
     "cone_inverse_dynamics",

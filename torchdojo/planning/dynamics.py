@@ -12,6 +12,7 @@ import functools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -231,29 +232,46 @@ class Dynamics:
         A, B = self._each(kappa, run, nodes.x, nodes.v, nodes.w, grad_kappa)
         return A, B
 
-    # -- contact forces ------------------------------------------------------------------------------------------------------------------
+    # -- forces and readings -------------------------------------------------------------------------------------------------------------
 
-    def forces(self, z: Tensor, impulses: Tensor, rows: Tensor) -> Tensor:
-        """Contact forces [N] (..., len(rows)) of steps that end at z (..., 13 nb), with `impulses` (..., n) as in `StepOutput`.
+    @property
+    def first_reading(self) -> int:
+        """The row of `forces` in which the numbers of sensors begin."""
+        return 4 * len(self.mech.contacts)
 
-        Of C contacts, rows 0 to C − 1 are normal forces. The components of their forces on the body follow, world frame, three each.
+    def forces(self, before: Tensor, v: Tensor, z: Tensor, impulses: Tensor, rows: Tensor) -> Tensor:
+        """Contact forces [N] and readings (..., len(rows)) of steps from `before` to z (..., 13 nb), with `impulses` as in `StepOutput`.
+
+        Of C contacts, rows 0 to C − 1 are normal forces. The components of their forces on the body follow, world frame, three each, and
+        the numbers of all sensors in their order.
         """
         mech, layout = self.mech, self.mech.impulse_layout
-        h, count = float(mech.timestep), len(mech.contacts)
-        normals = impulses[..., [layout[f"contacts.{name}"].start for name in mech.contacts]] / h
-        if int(rows.max()) < count:
-            return normals[..., rows]
-        return torch.cat((normals, mech.contact_impulses(z, impulses).flatten(-2) / h), dim=-1)[..., rows]
+        h, count, first = float(mech.timestep), len(mech.contacts), self.first_reading
+        columns = z.new_zeros(*z.shape[:-1], len(rows))
+        normal, vector, read = rows < count, (rows >= count) & (rows < first), rows >= first
+        if bool(normal.any()):
+            starts = torch.tensor([layout[f"contacts.{name}"].start for name in mech.contacts])
+            columns[..., normal] = impulses[..., starts[rows[normal]]] / h
+        if bool(vector.any()):
+            columns[..., vector] = (mech.contact_impulses(z, impulses).flatten(-2) / h)[..., rows[vector] - count]
+        if bool(read.any()):
+            wanted = rows[read] - first
+            names = [name for name, place in mech.sensors.layout.items() if bool(((wanted >= place.start) & (wanted < place.stop)).any())]
+            places = [k for place in map(mech.sensors.layout.__getitem__, names) for k in range(place.start, place.stop)]
+            step: Any = SimpleNamespace(z=z, impulses=impulses)
+            reading = mech.read_sensors(before, step, names=names, **self.given(v))
+            columns[..., read] = reading[..., torch.searchsorted(torch.tensor(places), wanted)]
+        return columns
 
-    def forces_of(self, end: Tensor, w: Tensor, rows: Tensor) -> Tensor:
+    def forces_of(self, before: Tensor, v: Tensor, end: Tensor, w: Tensor, rows: Tensor) -> Tensor:
         """`forces` of steps with these coordinates after them, and these solutions (`Nodes.end`, `Nodes.w`)."""
         places = self.mech.layout.impulses.values()
         impulses = w[..., [place for piece in places for place in range(piece.start, piece.stop)]]
-        vectors = int(rows.max()) >= len(self.mech.contacts)  # the directions depend on the pose
-        return self.forces(self.states(end) if vectors else end, impulses, rows)
+        posed = int(rows.max()) >= len(self.mech.contacts)  # directions depend on the pose
+        return self.forces(before, v, self.states(end) if posed else end, impulses, rows)
 
     def force_jacobian(self, nodes: Nodes, grad_kappa: Tensor, rows: Tensor, steps: Tensor) -> Tensor:
-        """Derivatives F (P, T, r, n + m) of r contact forces by state and input of the node, of the steps from the nodes `steps`.
+        """Derivatives F (P, T, r, n + m) of r rows of `forces` by state and input of the node, of the steps from the nodes `steps`.
 
         The steps are taken anew at grad_kappa (P,), once for all rows, and each row takes a backward pass through them. With grad_kappa as
         an option of the step, every pass would continue the solution to it, at twice the time. F is zero at the other nodes, and where a
@@ -268,7 +286,7 @@ class Dynamics:
                 change = x.new_zeros(*v.shape[:-1], n + m, requires_grad=True)
                 z = self.states(self.retract(x, change[..., :n]))
                 out = mech.step(z, **self.given(v + change[..., n:]), warm_start=w)
-                values = self.forces(out.z, out.impulses, rows)
+                values = self.forces(z, v + change[..., n:], out.z, out.impulses, rows)
                 each = [torch.autograd.grad(value.sum(), change, retain_graph=True)[0] for value in values.unbind(-1)]
             whole[:, steps] = torch.stack(each, dim=-2)
             return (whole,)

@@ -12,12 +12,14 @@ from torch import Tensor
 from torchdojo.elements.contact import Contact
 from torchdojo.elements.contacts import ImpactContact, LinearContact, NonlinearContact
 from torchdojo.planning.dynamics import Dynamics, Nodes
+from torchdojo.sensors.kind import KINDS
 from torchdojo.state.layout import TANGENT_SIZE
 
-__all__ = ["Bound", "ContactForce", "Function", "Input", "Residual", "State", "bind"]
+__all__ = ["Bound", "ContactForce", "Function", "Input", "Residual", "Sensors", "State", "bind"]
 
 At = int | Sequence[int] | slice | None
 QUANTITIES = ("normal", "vector")
+DRIVEN = ("joint_actuator_force", "actuator_force")  # kinds of sensors that read controls or inputs
 #: laws whose first multiplier is the impulse along the normal
 NORMAL_FIRST = tuple(law.force for law in (ImpactContact, NonlinearContact, LinearContact))
 
@@ -85,7 +87,24 @@ class ContactForce:
     at: At = None
 
 
-Residual = State | Input | Function | ContactForce
+@dataclass(frozen=True)
+class Sensors:
+    """What sensors of the mechanism read, minus `target`: an accelerometer, forces at a wrist, a touch.
+
+    Accelerations, forces and readings of actuators are those of the step from a node. Others are those of the node.
+
+    Args:
+        names: in `mech.sensors`, or one name. weight, target, at: as of `State`, for the d numbers of these sensors side by side. Nodes
+            are 0 to T − 1 where a sensor reads a step or a control, and 0 to T where none does.
+    """
+
+    names: str | Sequence[str]
+    weight: Any = 1.0
+    target: Any = 0.0
+    at: At = None
+
+
+Residual = State | Input | Function | ContactForce | Sensors
 
 
 @dataclass(frozen=True)
@@ -118,7 +137,7 @@ class Bound:
     @property
     def of_forces(self) -> bool:
         """Whether the residual depends on state and input of its nodes together."""
-        return isinstance(self.residual, ContactForce)
+        return isinstance(self.residual, ContactForce | Sensors)
 
     def is_linear(self, dynamics: Dynamics) -> bool:
         """Whether `jacobian` is the same everywhere."""
@@ -132,9 +151,10 @@ class Bound:
         """r (P, C, K, d) at C candidates with x (P, C, T+1, size), and so on."""
         if isinstance(self.residual, Input):
             return self._at(nodes.v) - self.target
-        if isinstance(self.residual, ContactForce):
+        if isinstance(self.residual, ContactForce | Sensors):
             assert self.rows is not None
-            return dynamics.forces_of(self._at(nodes.end), self._at(nodes.w), self.rows) - self.target
+            z = nodes.z[..., self.nodes, :]
+            return dynamics.forces_of(z, self._at(nodes.v), self._at(nodes.end), self._at(nodes.w), self.rows) - self.target
         if isinstance(self.residual, State):
             error = dynamics.miss(self._at(nodes.x), self.target)
             if self.matrix is not None:
@@ -147,7 +167,7 @@ class Bound:
 
         Contact forces have theirs from `Lagrangian.force_jacobian`, as they depend on the smoothing of the iteration.
         """
-        assert not isinstance(self.residual, ContactForce)
+        assert not isinstance(self.residual, ContactForce | Sensors)
         if isinstance(self.residual, Input) or (isinstance(self.residual, State) and dynamics.minimal and self.matrix is None):
             return None
         x = self._at(x)
@@ -192,9 +212,11 @@ def bind(name: str, residual: Residual, dynamics: Dynamics, problems: int, steps
     Raises:
         TypeError, ValueError: something that does not fit, with the name of the residual.
     """
-    if not isinstance(residual, State | Input | Function | ContactForce):
-        raise TypeError(f"{name}: got {type(residual).__name__}; allowed: State, Input, Function, ContactForce")
-    count = steps if isinstance(residual, Input | ContactForce) else steps + 1
+    if not isinstance(residual, State | Input | Function | ContactForce | Sensors):
+        raise TypeError(f"{name}: got {type(residual).__name__}; allowed: State, Input, Function, ContactForce, Sensors")
+    if isinstance(residual, Sensors):
+        residual = _of_states(name, residual, dynamics)
+    count = steps if isinstance(residual, Input | ContactForce | Sensors) else steps + 1
     nodes = _nodes(f"{name}.at", residual.at, count)
     rows: Tensor | None = None
     matrix: Tensor | None = None
@@ -229,11 +251,32 @@ def bind(name: str, residual: Residual, dynamics: Dynamics, problems: int, steps
         elif isinstance(residual, ContactForce):
             rows = _force_rows(name, residual, dynamics)
             size = len(rows)
+        elif isinstance(residual, Sensors):
+            layout, first = dynamics.mech.sensors.layout, dynamics.first_reading
+            rows = torch.cat([first + torch.arange(layout[sensor].start, layout[sensor].stop) for sensor in residual.names])
+            size = len(rows)
         target = _expanded(f"{name}.target", residual.target, problems, len(nodes), size)
     weight = _expanded(f"{name}.weight", residual.weight, problems, len(nodes), size)
     if not bool((weight >= 0).all()) or not bool(torch.isfinite(weight).all()):
         raise ValueError(f"{name}.weight: got {float(weight.min())}; allowed: finite numbers of 0 or more")
     return Bound(residual, nodes, target[:, None], weight[:, None], rows, matrix)
+
+
+def _of_states(name: str, residual: Sensors, dynamics: Dynamics) -> Sensors | Function:
+    """The residual with its names checked; a function of states where no sensor reads a step or a control."""
+    mech = dynamics.mech
+    names = (residual.names,) if isinstance(residual.names, str) else tuple(residual.names)
+    unknown = [sensor for sensor in names if sensor not in mech.sensors]
+    if unknown or not names or len(set(names)) < len(names):
+        raise ValueError(
+            f"{name}.names: got {residual.names!r}; allowed: different names of {list(mech.sensors)}; add sensors to mech.sensors"
+        )
+    kinds = [mech.sensors[sensor].kind for sensor in names]
+    if "clock" in kinds:
+        raise ValueError(f"{name}.names: got {names[kinds.index('clock')]!r}, a clock; allowed: sensors of states and steps")
+    if any(KINDS[kind].needs_step or kind in DRIVEN for kind in kinds):
+        return replace(residual, names=names)
+    return Function(lambda z: mech.read_sensors(z, names=names), residual.weight, residual.target, residual.at)
 
 
 def _force_rows(name: str, residual: ContactForce, dynamics: Dynamics) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, cast
 
@@ -19,7 +19,9 @@ from torchdojo.sensors.site import Site
 from torchdojo.state.layout import split_state, with_world
 from torchdojo.structure import Structure
 
-__all__ = ["Frames", "Given", "Reading"]
+__all__ = ["Frames", "Given", "Reading", "subtree_rows"]
+
+Places = Sequence[tuple[str, int]]  # of joints and their coordinates
 
 
 class Given(NamedTuple):
@@ -49,8 +51,17 @@ class Reading:
         pose, twist: of the bodies and, behind them, of the world, (..., nb + 1, ·). Angular velocities are in the axes of the bodies.
     """
 
-    def __init__(self, structure: Structure, sites: dict[str, Site], magnetic: Tensor, z: Tensor, given: Given) -> None:
+    def __init__(
+        self,
+        structure: Structure,
+        sites: dict[str, Site],
+        magnetic: Tensor,
+        z: Tensor,
+        given: Given,
+        measure: Callable[[Reading, Places], tuple[Tensor, Tensor] | None] | None = None,
+    ) -> None:
         structure.check_state(z)
+        self._quick = measure
         self.structure, self.sites, self.magnetic, self.given = structure, sites, magnetic, given
         self.period = check_repeat(given.repeat) * structure.timestep
         self.impulses: Tensor | None = None
@@ -76,12 +87,21 @@ class Reading:
                 raise ValueError(f"read_sensors: got out.z of shape {tuple(after.shape)}; allowed: the step from z, (..., {z.shape[-1]})")
             self.after, self.impulses = after.double(), impulses.double()
         self.z = z
-        pose, twist = split_state(z)
-        zeros = torch.zeros_like(twist.v[..., :1, :])
-        self.pose = with_world(pose)
-        self.twist = Twist(torch.cat((twist.v, zeros), -2), torch.cat((twist.omega, zeros), -2))
-        self.number: dict[str | None, int] = {name: i for i, name in enumerate([*structure.bodies, None])}
         self._joints: dict[str, tuple[Tensor, Tensor]] = {}
+
+    @cached_property
+    def number(self) -> dict[str | None, int]:
+        return {name: i for i, name in enumerate([*self.structure.bodies, None])}
+
+    @cached_property
+    def pose(self) -> Pose:
+        return with_world(split_state(self.z)[0])
+
+    @cached_property
+    def twist(self) -> Twist:
+        twist = split_state(self.z)[1]
+        zeros = torch.zeros_like(twist.v[..., :1, :])
+        return Twist(torch.cat((twist.v, zeros), -2), torch.cat((twist.omega, zeros), -2))
 
     # -- frames --------------------------------------------------------------------------------------------------------------------------
 
@@ -150,16 +170,7 @@ class Reading:
 
     def subtrees(self, bodies: Sequence[str | None]) -> Tensor:
         """Which bodies hang on each of these in the spanning tree, (n, nb); None: all."""
-        structure = self.structure
-        for body in bodies:
-            if body is not None and body not in structure.bodies:
-                raise ValueError(f"sensors: got the body {body!r}; bodies are {list(structure.bodies)}, and None has all")
-        above: dict[str, set[str | None]] = {}
-        for entry in structure.tree_order():
-            parent, child = entry.joint.body_names
-            above[cast(str, child)] = {child, None, *above.get(cast(str, parent), ())}
-        rows = [[float(body in above[name]) for name in structure.bodies] for body in bodies]
-        return torch.tensor(rows, dtype=self.z.dtype, device=self.z.device)
+        return torch.tensor(subtree_rows(self.structure, bodies), dtype=self.z.dtype, device=self.z.device)
 
     @cached_property
     def carried(self) -> tuple[Tensor, Tensor]:
@@ -210,11 +221,14 @@ class Reading:
             raise ValueError(f"sensors: got coordinate {sensor.coordinate} of {sensor.joint!r}, which has {joint.num_coordinates}")
         return joint
 
-    def coordinates(self, places: Sequence[tuple[str, int]]) -> tuple[Tensor, Tensor]:
+    def coordinates(self, places: Places) -> tuple[Tensor, Tensor]:
         """Coordinates [m, rad] and their velocities at the configuration z [m/s, rad/s], (..., n), of (joint, coordinate) pairs.
 
         Velocities follow from the velocities of the bodies (`StandardJoint.velocity`); a joint of one's own has its mean rate.
         """
+        measured = None if self._quick is None else self._quick(self, places)
+        if measured is not None:
+            return measured
         missing = [name for name in dict.fromkeys(name for name, _ in places) if name not in self._joints]
         kinds: dict[object, list[str]] = {}
         for name in missing:
@@ -249,3 +263,15 @@ class Reading:
 
     def zeros(self, *size: int) -> Tensor:
         return self.z.new_zeros((*self.z.shape[:-1], *size))
+
+
+def subtree_rows(structure: Structure, bodies: Sequence[str | None]) -> list[list[int]]:
+    """Of each body, which bodies hang on it in the spanning tree, 0 or 1; None: all."""
+    for body in bodies:
+        if body is not None and body not in structure.bodies:
+            raise ValueError(f"sensors: got the body {body!r}; bodies are {list(structure.bodies)}, and None has all")
+    above: dict[str, set[str | None]] = {}
+    for entry in structure.tree_order():
+        parent, child = entry.joint.body_names
+        above[cast(str, child)] = {child, None, *above.get(cast(str, parent), ())}
+    return [[int(body in above[name]) for name in structure.bodies] for body in bodies]

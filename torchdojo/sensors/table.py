@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from torchdojo.parameters import broadcast_shapes
+from torchdojo.gradients.transforms import forward_mode
+from torchdojo.native.sensing import SensorReading
+from torchdojo.native.sensing import read_sensors as read_in_kernel
+from torchdojo.native.tables import SensorKind
+from torchdojo.parameters import broadcast_shapes, transforming
 from torchdojo.sensors import bodies, forces, frames, joints  # noqa: F401 (each file adds its kinds to the table)
 from torchdojo.sensors.kind import KINDS, Sensor
-from torchdojo.sensors.reading import Given, Reading
+from torchdojo.sensors.panel import BUILT_IN, Panel, lower_sensors, magnetic_field
+from torchdojo.sensors.reading import Given, Places, Reading
 from torchdojo.sensors.site import Site
 from torchdojo.structure import Structure
 
 __all__ = ["Sensors", "Sites", "read_sensors"]
 
 MAGNETIC = (0.0, -0.5, 0.0)  # field of the earth, world frame: north along −y, in MuJoCo's unit
+MOST_PANELS = 32  # choices of sensors that are kept lowered
+BUILT_IN.update({kind.name.lower(): (kind, KINDS[kind.name.lower()]) for kind in SensorKind})
 
 
 class Sites(MutableMapping[str, Site]):
     """Sites by name, ``mech.sites["imu"] = td.Site("trunk", (0.1, 0.0, 0.0))``. They may be added and deleted at any time.
+
+    Attributes:
+        merged: link of a file -> the body that it became part of; None: the world.
 
     Raises:
         ValueError: a site on an unknown body. TypeError: something else than a site.
@@ -29,6 +40,22 @@ class Sites(MutableMapping[str, Site]):
 
     def __init__(self, structure: Structure) -> None:
         self._structure, self._all = structure, dict[str, Site]()
+        self.merged: dict[str, str | None] = {}
+
+    def check_body(self, label: str, body: str | None) -> None:
+        """
+        Raises:
+            ValueError: a body that the mechanism does not have, or one that became part of another when the file was read.
+        """
+        if body is None or body in self._structure.bodies:
+            return
+        if body in self.merged:
+            owner = "the world" if self.merged[body] is None else repr(self.merged[body])
+            raise ValueError(
+                f"{label}: got the body {body!r}, which is part of {owner} since the file was read; allowed: that body, or "
+                "td.load(..., merge_fixed_joints=False), which keeps it"
+            )
+        raise ValueError(f"{label}: got the body {body!r}; bodies are {list(self._structure.bodies)}, and the world is None")
 
     def __getitem__(self, name: str) -> Site:
         if name not in self._all:
@@ -38,10 +65,7 @@ class Sites(MutableMapping[str, Site]):
     def __setitem__(self, name: str, site: Site) -> None:
         if not isinstance(site, Site):
             raise TypeError(f"sites[{name!r}]: got {type(site).__name__}; allowed: td.Site(body, position, orientation)")
-        if site.body is not None and site.body not in self._structure.bodies:
-            raise ValueError(
-                f"sites[{name!r}]: got the body {site.body!r}; bodies are {list(self._structure.bodies)}, and the world is None"
-            )
+        self.check_body(f"sites[{name!r}]", site.body)
         self._all[name] = site
 
     def __delitem__(self, name: str) -> None:
@@ -72,6 +96,10 @@ class Sensors(MutableMapping[str, Sensor]):
         self._structure, self._sites, self._all = structure, sites, dict[str, Sensor]()
         self.magnetic = torch.tensor(MAGNETIC, dtype=torch.float64)
         self.left_out: dict[str, str] = {}
+        self._panels: dict[tuple[Any, ...], tuple[Panel, Mapping[str, Sensor]]] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_panels": {}}  # a copy lowers its own
 
     def __getitem__(self, name: str) -> Sensor:
         if name not in self._all:
@@ -90,12 +118,11 @@ class Sensors(MutableMapping[str, Sensor]):
         for given in (sensor.site, sensor.reference):
             if isinstance(given, str) and given not in self._sites:
                 raise ValueError(f"sensors[{name!r}]: got the site {given!r}; sites are {list(self._sites)}; add it to mech.sites first")
-            if isinstance(given, Site) and given.body is not None and given.body not in structure.bodies:
-                raise ValueError(f"sensors[{name!r}]: got a site on {given.body!r}; bodies are {list(structure.bodies)}")
+            if isinstance(given, Site):
+                self._sites.check_body(f"sensors[{name!r}], its site", given.body)
         if sensor.joint is not None and sensor.joint not in structure.joints:
             raise ValueError(f"sensors[{name!r}]: got the joint {sensor.joint!r}; joints are {list(structure.joints)}")
-        if sensor.body is not None and sensor.body not in structure.bodies:
-            raise ValueError(f"sensors[{name!r}]: got the body {sensor.body!r}; bodies are {list(structure.bodies)}")
+        self._sites.check_body(f"sensors[{name!r}]", sensor.body)
         motors = () if structure.actuators is None else structure.actuators.names
         if sensor.actuator is not None and sensor.actuator not in motors:
             raise ValueError(f"sensors[{name!r}]: got the actuator {sensor.actuator!r}; actuators are {list(motors)}")
@@ -144,6 +171,61 @@ class Sensors(MutableMapping[str, Sensor]):
                 raise ValueError(f"sensors: {self._unknown(name)}")
         return {name: self._all[name] for name in ([names] if isinstance(names, str) else names)}
 
+    # -- the kernel ----------------------------------------------------------------------------------------------------------------------
+
+    def in_kernel(self, at: Reading, key: tuple[Any, ...], chosen: Mapping[str, Sensor]) -> tuple[tuple[str, ...], Tensor] | None:
+        """Names of the sensors that the kernel reads, and their numbers side by side; None where PyTorch reads all."""
+        mech: Any = self._structure
+        backends, magnetic = mech.backends, magnetic_field(self.magnetic)
+        parameters = None if magnetic is None else backends.map_parameters(mech.options)
+        if parameters is None or magnetic is None:
+            return None
+        panel = self._panel(backends.program, key, chosen)
+        if panel.table is None:
+            return None
+
+        def reference(z: Tensor, after: Tensor | None, impulses: Tensor | None, wrench: Tensor | None) -> Tensor:
+            if not backends.still_has(parameters):
+                raise RuntimeError(
+                    "torchdojo: numbers of the mechanism changed, or require grad, since its sensors were read, so that no second "
+                    'derivative fits; take it before numbers change, or with SolverOptions(backend="reference")'
+                )
+            out = None if after is None else SimpleNamespace(z=after, impulses=z.new_zeros(0) if impulses is None else impulses)
+            again = Reading(self._structure, self._sites._all, self.magnetic, z, Given(out, wrench=wrench, repeat=at.given.repeat))
+            columns = _columns(again, {name: chosen[name] for name in panel.native})
+            return torch.cat([columns[name].expand(*z.shape[:-1], chosen[name].size) for name in panel.native], dim=-1)
+
+        reading = SensorReading(backends.program, parameters, panel.table, magnetic, at.given.repeat, reference)
+        value = read_in_kernel(reading, at.z, at.after, at.impulses, at.given.wrench)
+        return None if value is None else (panel.native, value)
+
+    def _panel(self, program: Any, key: tuple[Any, ...], chosen: Mapping[str, Sensor]) -> Panel:
+        kept = self._panels.get(key)
+        if kept is not None and kept[0].fits(program, tuple(chosen.values()), self._sites._all):
+            return kept[0]
+        if len(self._panels) >= MOST_PANELS:
+            self._panels.clear()
+        panel = lower_sensors(self._structure, self._sites._all, chosen, program)
+        self._panels[key] = panel, dict(chosen)
+        return panel
+
+    def measure(self, at: Reading, places: Places) -> tuple[Tensor, Tensor] | None:
+        """`Reading.coordinates` by the kernel; None where it lacks a joint, or PyTorch reads all."""
+        key = ("coordinates", *places)
+        kinds = ("joint_position", "joint_velocity")
+        chosen = (
+            self._panels[key][1]
+            if key in self._panels
+            else {f"{kind} {place}": Sensor(kind, joint=place[0], coordinate=place[1]) for kind in kinds for place in dict.fromkeys(places)}
+        )
+        found = self.in_kernel(at, key, chosen)
+        if found is None or len(found[0]) != len(chosen):
+            return None
+        number = {place: i for i, place in enumerate(dict.fromkeys(places))}
+        order = [number[place] for place in places]
+        q, qd = found[1].chunk(2, dim=-1)
+        return (q, qd) if order == list(range(len(number))) else (q[..., order], qd[..., order])
+
 
 def read_sensors(structure: Structure, sensors: Sensors, z: Tensor, names: Sequence[str] | None, given: Given) -> Tensor:
     """`Mechanism.read_sensors`."""
@@ -155,7 +237,28 @@ def read_sensors(structure: Structure, sensors: Sensors, z: Tensor, names: Seque
                     f"read_sensors: {name!r} ({sensor.kind}) needs the step that starts at z; give read_sensors(z, mech.step(z, ...)), or "
                     "names= of sensors that do without"
                 )
-    at = Reading(structure, sensors._sites._all, sensors.magnetic, z, given)
+    at = Reading(structure, sensors._sites._all, sensors.magnetic, z, given, None if _in_torch(z) else sensors.measure)
+    native = None if _in_torch(z) else sensors.in_kernel(at, tuple(chosen), chosen)
+    columns: dict[str, Tensor] = {}
+    if native is not None:
+        names, value = native
+        if len(names) == len(chosen):
+            return value.movedim(0, -2) if at.over_time else value
+        columns = dict(zip(names, value.split([chosen[name].size for name in names], dim=-1), strict=True))
+    columns |= _columns(at, {name: sensor for name, sensor in chosen.items() if name not in columns})
+    batch = broadcast_shapes(at.z.shape[:-1], *(column.shape[:-1] for column in columns.values()))
+    parts = [columns[name].expand(*batch, sensor.size) for name, sensor in chosen.items()]
+    result = torch.cat([at.z.new_zeros(*batch, 0), *parts], dim=-1)
+    return result.movedim(0, -2) if at.over_time else result
+
+
+def _in_torch(z: Tensor) -> bool:
+    """Whether PyTorch has to see all operations, or the state is not on the host."""
+    return torch.compiler.is_compiling() or transforming() or forward_mode() or z.device.type != "cpu" or z.dtype != torch.float64
+
+
+def _columns(at: Reading, chosen: Mapping[str, Sensor]) -> dict[str, Tensor]:
+    """The numbers (..., size) of each sensor in PyTorch, all sensors of a kind at once."""
     kinds: dict[str, list[str]] = {}
     for name, sensor in chosen.items():
         kind = f"{sensor.kind}{'+' * (sensor.reference is not None)}"
@@ -165,10 +268,7 @@ def read_sensors(structure: Structure, sensors: Sensors, z: Tensor, names: Seque
         group = [chosen[name] for name in members]
         value = _shaped(KINDS[group[0].kind].read(group, at), group)
         columns |= dict(zip(members, value.unbind(-2), strict=True))
-    batch = broadcast_shapes(at.z.shape[:-1], *(column.shape[:-1] for column in columns.values()))
-    parts = [columns[name].expand(*batch, sensor.size) for name, sensor in chosen.items()]
-    result = torch.cat([at.z.new_zeros(*batch, 0), *parts], dim=-1)
-    return result.movedim(0, -2) if at.over_time else result
+    return columns
 
 
 def _shaped(value: Tensor, group: Sequence[Sensor]) -> Tensor:

@@ -62,6 +62,7 @@ class Playback:
         environment: int | None = None,
         repeat: int = 1,
         collision: bool = False,
+        sites: bool = False,
         curves: Mapping[str, Any] | None = None,
     ) -> Playback:
         """The playback of a rollout, or of states alone.
@@ -70,7 +71,8 @@ class Playback:
             mechanism: which made the trajectory.
             trajectory: of `Mechanism.rollout` or `rollout_minimal`, or its states (..., K, 13 nb) alone, which tell no contact forces.
             environment: of a batch, counted over all its dimensions; see also `batch`.
-            repeat: steps of each period of the rollout. collision: draw the shapes that collide, in addition to visual ones.
+            repeat: steps of each period of the rollout. collision: draw the shapes that collide, in addition to visual ones. sites: draw
+                the sites, as small balls.
             curves: further numbers to plot, "torque of the knee [N m]" -> (K,) each.
 
         Raises:
@@ -83,7 +85,7 @@ class Playback:
                 "call Playback.batch"
             )
         index = motion.check(environment or 0)
-        scene = Scene.of(mechanism, environment=index, collision=collision)
+        scene = Scene.of(mechanism, environment=index, collision=collision, sites=sites)
         return motion.playback(cls, index, scene, label, curves or {})
 
     @classmethod
@@ -96,6 +98,7 @@ class Playback:
         labels: Sequence[str] = (),
         repeat: int = 1,
         collision: bool = False,
+        sites: bool = False,
     ) -> list[Playback]:
         """Playbacks of some environments of a batch (None: of all), labeled "0", "1", ... unless `labels` are given; other arguments as in
         `of`."""
@@ -104,8 +107,8 @@ class Playback:
         names = list(labels) or [str(i) for i in chosen]
         if len(names) != len(chosen):
             raise ValueError(f"Playback.batch: got {len(names)} labels for {len(chosen)} environments; give one for each")
-        scene = Scene.of(mechanism, collision=collision)
-        scenes = [Scene.of(mechanism, environment=i, collision=collision) if motion.varied else scene for i in chosen]
+        scene = Scene.of(mechanism, collision=collision, sites=sites)
+        scenes = [Scene.of(mechanism, environment=i, collision=collision, sites=sites) if motion.varied else scene for i in chosen]
         return [motion.playback(cls, i, scene, name, {}) for i, scene, name in zip(chosen, scenes, names, strict=True)]
 
 

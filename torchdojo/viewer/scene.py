@@ -22,12 +22,14 @@ from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, S
 from torchdojo.geometry.visuals import SIZES, Triangles, Vector, Visual
 from torchdojo.mechanism import Mechanism
 from torchdojo.parameters import PhysicalModule, warn_user
+from torchdojo.sensors.site import Site
 from torchdojo.viewer.surfaces import Surfaces, available
 from torchdojo.viewer.terrain import terrain
 
 __all__ = ["GRAY", "SIZES", "ContactPoint", "JointFrame", "Part", "Scene", "Triangles"]
 
 GRAY = (0.62, 0.66, 0.72, 1.0)
+SITE_COLOR, SITE_RADIUS = (0.93, 0.35, 0.15, 1.0), 0.008  # of the marker of a site [m]
 EARTH = (0.80, 0.79, 0.76, 1.0)
 #: Shapes that have a kind of their own, with the attributes that `SIZES` lists.
 SHAPES: dict[type[Shape], tuple[str, tuple[str, ...]]] = {
@@ -96,18 +98,20 @@ class Scene:
     meshes: Mapping[str, Triangles] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, mechanism: Mechanism, *, environment: int = 0, collision: bool = False) -> Scene:
+    def of(cls, mechanism: Mechanism, *, environment: int = 0, collision: bool = False, sites: bool = False) -> Scene:
         """The scene of a mechanism: what its bodies show, the ground and the fixed shapes that they touch, contacts and joints.
 
         A body shows its `visuals`. It shows the shapes that collide where it has none, and also where the mesh of a visual is not there.
 
         Args:
             environment: whose numbers are drawn, where parameters differ by environment (counted over all batch dimensions).
-            collision: draw the shapes that collide in any case.
+            collision: draw the shapes that collide in any case. sites: draw a small ball at each site.
         """
         builder = _Builder(environment)
         for name, body in mechanism.named_bodies().items():
             builder.add_body(name, body, collision)
+        if sites:
+            builder.add_sites(mechanism.sites.values())
         builder.add_world(mechanism.named_contacts().values(), mechanism.scenery)
         contacts = tuple(ContactPoint(name, contact.body) for name, contact in mechanism.named_contacts().items())
         joints = tuple(builder.joint_frame(name, joint) for name, joint in mechanism.named_joints().items())
@@ -137,6 +141,11 @@ class _Builder:
         if collision or hidden or not body.visuals:
             for shape in body.shapes:
                 self.add_shape(shape, name)
+
+    def add_sites(self, sites: Iterable[Site]) -> None:
+        for site in sites:
+            place = self.pick(site.position, 1)
+            self.parts.append(Part("sphere", (SITE_RADIUS,), site.body, place, color=SITE_COLOR, role="visual"))
 
     def add_world(self, contacts: Iterable[Contact], scenery: Iterable[Visual]) -> None:
         for visual in scenery:

@@ -9,6 +9,7 @@ are those of its hinge. Two or three rotations become hinges one after another, 
 | free translations, then free rotations | `<joint type="slide">`, `<joint type="hinge">` |
 | limits, damper, armature, friction, spring, rest | `range`, `damping`, `armature`, `frictionloss`, `stiffness`, `springref` |
 | a sphere or point against a half-space of the world | `<geom type="sphere">`, 1 mm for a point, and `<geom type="plane">` |
+| sites and sensors | `<site>` and `<sensor>` (`write_sensors.py`) |
 
 Velocity limits, restitution and compliance have no counterpart.
 """
@@ -26,6 +27,7 @@ from torchdojo import quaternion as quat
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contact import Contact
 from torchdojo.elements.joints import StandardJoint
+from torchdojo.io.mjcf.write_sensors import write_sensors
 from torchdojo.mechanism import Mechanism
 from torchdojo.state.layout import split_state
 
@@ -48,7 +50,7 @@ def coordinate_names(mech: Mechanism, joint: str) -> list[str]:
 
 @torch.no_grad()
 def write_mjcf(mech: Mechanism, name: str = "robot") -> tuple[str, list[str]]:
-    """The text of an MJCF file, and contacts that are left out: those between bodies, and with surfaces other than planes.
+    """The text of an MJCF file, and what is left out: contacts between bodies, and with surfaces other than planes; "sensors.NAME".
 
     Raises:
         ValueError: loops, couplings, joints of the user's own, a free joint between two bodies, parameters of several environments.
@@ -102,6 +104,7 @@ def write_mjcf(mech: Mechanism, name: str = "robot") -> tuple[str, list[str]]:
         # of two frictions MuJoCo takes the larger one: that of the sphere
         surface: dict[str, Any] = {"contype": "0", "conaffinity": "1", "condim": "3", "friction": "0 0.005 0.0001", **HARD}
         ElementTree.SubElement(world, "geom", name=key, type="plane", size="0 0 1", pos=spot, zaxis=axis, **surface)
+    left_out += [f"sensors.{key}" for key in write_sensors(mech, root, elements)]
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode") + "\n", left_out
 

@@ -95,6 +95,9 @@ public:
         in_lanes &&in_cache ? many.minimal_jacobian(o, kappa, r, x, out, first, last)
                             : one.minimal_jacobian(o, kappa, r, x, out, first, last);
     }
+    void sense(bool in_lanes, const TdSensors &s, int64_t first, int64_t last) {
+        in_lanes ? many.sense(s, first, last) : one.sense(s, first, last);
+    }
     void map(bool in_lanes, const TdMap &m, int64_t first, int64_t last) { in_lanes ? many.map(m, first, last) : one.map(m, first, last); }
 
 private:

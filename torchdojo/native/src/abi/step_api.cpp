@@ -167,6 +167,12 @@ void td_map(void *handle, const TdMap *m) {
     in_parallel(m->environments, m->threads, [&](int64_t first, int64_t last, bool many, int64_t) { h.map(many, *m, first, last); });
 }
 
+// The numbers of sensors (N, size), or gradients by what they read.
+void td_sense(void *handle, const TdSensors *s) {
+    Handle &h = *static_cast<Handle *>(handle);
+    in_parallel(s->environments, s->threads, [&](int64_t first, int64_t last, bool many, int64_t) { h.sense(many, *s, first, last); });
+}
+
 void td_near_terms(void *handle, const TdNear *near) {
     const MechanismTable &m = static_cast<Handle *>(handle)->table;
     const auto contact = std::find_if(m.contacts.begin(), m.contacts.end(), [&](const auto &each) { return each.number == near->contact; });

@@ -29,6 +29,7 @@ public:
     void minimal_jacobian(const Options &options, double grad_kappa, const TdRollout &r, const double *x, double *out, int64_t first,
                           int64_t last);
     void map(const TdMap &map, int64_t first, int64_t last);
+    void sense(const TdSensors &sensors, int64_t first, int64_t last);
 
 private:
     struct Pools;

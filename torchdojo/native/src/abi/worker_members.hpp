@@ -11,6 +11,7 @@
 #include "gradient/minimal_jacobian.hpp"
 #include "gradient/split_gradient.hpp"
 #include "gradient/split_jacobian.hpp"
+#include "maps/sensors.hpp"
 #include "maps/state_maps.hpp"
 
 namespace torchdojo {
@@ -455,6 +456,11 @@ void Worker<T>::map(const TdMap &map, int64_t first, int64_t last) {
             for (size_t k = 0; k < out.size(); ++k) row[k] = get(out[k], lane);
         }
     }
+}
+
+template <class T>
+void Worker<T>::sense(const TdSensors &sensors, int64_t first, int64_t last) {
+    Sensors<T>(mechanism, sensors).run(first, last);
 }
 
 }  // namespace torchdojo
