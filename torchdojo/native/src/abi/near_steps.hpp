@@ -67,7 +67,7 @@ public:
             of.grad_impulses = g.grad_impulses ? by_impulses.data() : nullptr;
             of.grad_z0 = by_z.data(), of.grad_u = g.grad_u ? by_u.data() : nullptr;
             of.grad_wrench = g.grad_wrench ? by_wrench.data() : nullptr;
-            handle.backward(count > 1, options, kappa, one, of, nullptr, 0, count);
+            handle.backward(many, options, kappa, one, of, nullptr, 0, count);
             for (int64_t n = 0; n < count && g.grad_u; ++n) std::copy_n(&by_u[n * nu], nu, g.grad_u + ((first + n) * r.steps + t) * nu);
             for (size_t k = 0; k < by_wrench.size(); ++k) g.grad_wrench[first * nb6 + k] += by_wrench[k];
         }
@@ -91,6 +91,7 @@ private:
     std::vector<double> rows;  // parameters of each environment, with the terms of its slots
     std::vector<int64_t> all, found, chosen;  // terms as numbers (`key`): those near at the start, and those of the slots
     std::vector<Environment> environments;
+    const bool many = r.environments > 1;  // lanes for all solves, also of one: bits do not depend on the others of a block
     BroadPhase broad;
     NearSearch near_search;
     std::vector<NearStart> starts;  // of each environment and pair
@@ -237,7 +238,7 @@ private:
         if (from_warm) one.warm = whole ? warm.data() : some_warm.data();
         one.z = out_z.data(), one.impulses = out_impulses.data(), one.w = whole ? w.data() : out_w.data();
         one.status = &out_counts[0], one.iterations = &out_counts[size], one.substeps = &out_counts[2 * size];
-        handle.forward(size > 1, options, one, 0, size);
+        handle.forward(many, options, one, 0, size);
         for (int64_t i = 0; i < size; ++i) {
             const int64_t n = which[i];
             std::copy_n(&out_z[i * states], states, &z[n * states]);
