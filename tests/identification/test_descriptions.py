@@ -108,7 +108,7 @@ def test_corrected_distances_from_a_description(tosses, tmp_path):
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("save", [2, 13])
+@pytest.mark.parametrize("save", [2, pytest.param(13, marks=pytest.mark.slow)])
 def test_networks_go_on_bit_for_bit(save, syrup, tmp_path, monkeypatch):
     """With patience: interrupted in the stage before, and late in that of the network. The weights are those of the best epoch."""
     stages = {**FRICTION, "options": {"max_iterations": 2}}, {**NETWORK, "patience": 2, "options": {"lr": 0.05}}

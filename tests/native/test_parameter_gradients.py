@@ -118,7 +118,8 @@ CASES: dict[str, Callable[[], Sample]] = {
 
 
 # Every case at the middle kappa, and by turns at the largest and the smallest, which takes as long again.
-AT = [(case, 1e-4) for case in CASES]
+LONG = ("joints", "springs and dampers of zero", "armature and joint friction", "limits")  # four seconds and more
+AT = [pytest.param(case, 1e-4, marks=[pytest.mark.slow] * (case in LONG)) for case in CASES]
 AT += [pytest.param(case, (1e-3, 1e-6)[i % 2], marks=pytest.mark.slow) for i, case in enumerate(CASES)]
 
 

@@ -430,7 +430,7 @@ def test_state_of_a_body_by_name() -> None:
 
 def test_representation_names_parts_numbers_and_places() -> None:
     lines = repr(td.models.cartpole()).splitlines()
-    assert lines[0] == "Mechanism: 2 bodies, 2 joints, 0 contacts, 0 couplings; q has 2 numbers, u has 1, timestep 0.01 s"
+    assert lines[0] == "Mechanism: 2 bodies, 2 joints, 0 contacts, 0 couplings, 0 tendons; q has 2 numbers, u has 1, timestep 0.01 s"
     assert lines[2] == "  body pole: Body(mass=1, inertia=[0.1025, 0.1025, 0.002761])"
     assert lines[3] == "  joint slider: Prismatic(world -> cart, 1 coordinate, 1 input, axis=[0, 1, 0]) q[0:1] u[0:1]"
     mechanism = td.models.box()

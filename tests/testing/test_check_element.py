@@ -35,7 +35,7 @@ RIGHT: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 # As in tests/elements/test_joint_mechanics.py: the kinds of coordinates there are; the other joints combine them.
-SHOWN = ("Fixed", "Prismatic", "Revolute", "Orbital", "Spherical", "Floating")
+SHOWN = ("Fixed", "Revolute", "Floating")
 COMBINED = [name for name in joints.JOINT_TYPES if name not in SHOWN]
 LONG = [*COMBINED, "coupling", "all of a hinge", "cardan with limits", "pyramid between bodies"]  # five seconds and more
 
@@ -183,7 +183,7 @@ class Nowhere(td.ImpactContact):
 
 
 def test_refused() -> None:
-    with pytest.raises(TypeError, match=r"check_element: got Body; allowed: a Joint, a Contact or a JointCoupling"):
+    with pytest.raises(TypeError, match=r"check_element: got Body; allowed: a Joint, a Contact, a JointCoupling or a Tendon"):
         td.testing.check_element(td.Body(1.0, (1, 1, 1)))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"found no states in which the contact is nearly closed.*give z="):
         td.testing.check_element(Nowhere("a"))
