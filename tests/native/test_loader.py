@@ -198,7 +198,9 @@ def test_cpu_features_name_the_instruction_sets():
     assert any(line.startswith(("flags: ", "Features: ", "isa: ")) for line in features)
 
 
-@pytest.mark.parametrize("damage", ["truncated", *(pytest.param(other, marks=pytest.mark.slow) for other in ("empty", "altered", "not a library"))])
+@pytest.mark.parametrize(
+    "damage", ["truncated", *(pytest.param(name, marks=pytest.mark.slow) for name in ("empty", "altered", "not a library"))]
+)
 def test_damaged_library_is_rebuilt(source_dir: Path, cache: Path, capfd: pytest.CaptureFixture[str], damage: str):
     recipe = loader.make_recipe(source_dir)
     folder = cache / recipe.key
