@@ -86,7 +86,7 @@ private:
     static constexpr int64_t base = int64_t(1) << 20;  // more than a shape has features
 
     struct Environment {
-        bool warm, cold, fresh, restarted, bad, sound, overflows;
+        bool warm, cold, fresh, restarted, bad, sound, overflows, overlaps;
         int64_t made, most;  // iterations of all solves of the step, and how many begin no other one
     };
     // A shorter step in place of a whole one: states before and after it, its solution, and its parameters with terms.
@@ -130,6 +130,8 @@ private:
     // Solves take whole steps, since halves have terms of their own.
     static Options whole_steps(Options options) {
         options.max_halvings = 0;
+        if (knob("TD_GIVEUP", 0) > 0) options.give_up = true;
+        options.max_total_iterations = int64_t(std::min(double(options.max_total_iterations), knob("TD_CAP", 1e9)));
         return options;
     }
 
@@ -153,11 +155,12 @@ private:
     void attempt(int64_t t) {
         for (const int64_t n : active) {
             Environment &e = environments[n];
-            e.cold = e.fresh = !e.warm, e.restarted = e.overflows = false, e.bad = true;
+            e.cold = e.fresh = !e.warm, e.restarted = e.overflows = e.overlaps = false, e.bad = true;
             int64_t *own = &found[n * pairs.size()], *slots = &chosen[n * pairs.size()];
             search(row(n), &from[n * states], true, [&](const NearPairs::Pair &pair, int64_t terms_found) {
                 int64_t *to = own + pair.first;
                 take(pair, terms_found, to);
+                if (terms_found && gaps[0] <= 0) e.overlaps = true;
                 begin(pair, to, slots + pair.first, e.cold);
             });
         }
@@ -247,7 +250,7 @@ private:
         const double *start = &from[n * states];
         int64_t *own = &chosen[n * pairs.size()];
         const bool free = is_free(first + n, t);
-        e.sound = !(energy(row(n), &z[n * states]) > (free ? 1.0 : 100.0) * bound(row(n), start));
+        e.sound = !(energy(row(n), &z[n * states]) > (free ? 1.0 : 100.0) * bound(n, start));
         const bool solved = status[n] == success, pierced = solved && e.sound && is_pierced(n);
         if ((!solved || !e.sound || pierced) && !(e.cold && e.fresh)) {
             // The start led astray: once more without it, and without the terms that were near before. Terms that a pass has added since
@@ -404,7 +407,7 @@ private:
                 }
                 return are_apart(*pair.cores[0], *pair.cores[1], place, R, margin);
             };
-            const int looks = int(std::min(double(constant::near_terms::looks), std::ceil(1 + 2 * way / thickness[p])));
+            const int looks = int(std::min(double(constant::near_terms::looks), std::ceil(std::max(1.0, 2 * way / thickness[p]))));
             for (int k = looks; k > 0; --k)
                 if (!are_apart_at(double(k) / looks)) {
                     if (are_apart_at(0.0)) return true;
@@ -460,12 +463,21 @@ private:
         }
         return sum;
     }
-    double bound(const double *p, const double *state) const {
-        double mass = 0.0;
-        for (int i = 0; i < m.num_bodies; ++i) mass += p[parameter::bodies + parameter::body_size * i + parameter::mass];
+    double bound(int64_t n, const double *state) {
+        const double *p = row(n);
+        double mass = 0.0, fastest = 0.0, falling = 0.0;
         const Vec3<double> g = load3(p + parameter::gravity);
         const double h = p[parameter::timestep], leaving = options.depenetration_speed;
-        return 4 * energy(p, state) + mass * (8 * dot(g, g) * h * h + 2 * leaving * leaving + 1e-3);
+        for (int i = 0; i < m.num_bodies; ++i) {
+            const double own = p[parameter::bodies + parameter::body_size * i + parameter::mass];
+            const Vec3<double> v = load3(state + state_size * i + 3), omega = load3(state + state_size * i + 10);
+            mass += own, falling += own * (h * dot(g, v) + 0.5 * h * h * dot(g, g));
+            fastest = std::max(fastest, dot(omega, omega));
+        }
+        if (knob("TD_ENERGY", 0) == 0 || environments[n].overlaps) return 4 * energy(p, state) + mass * (8 * dot(g, g) * h * h + 2 * leaving * leaving + 1e-3);
+        int64_t terms = 0;
+        for (int64_t k = 0; k < pairs.size(); ++k) terms += chosen[n * pairs.size() + k] >= 0;
+        return (1 + knob("TD_HAD", 0.1) + h * h * fastest) * std::max(energy(p, state) + falling, 0.0) + knob("TD_TERMS", 10) * options.kappa / h * terms + mass * dot(g, g) * h * h * knob("TD_FALL", 1);
     }
 };
 
