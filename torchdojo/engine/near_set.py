@@ -49,6 +49,7 @@ from torchdojo.native.execution import check_status, flat_problem
 from torchdojo.native.near import NearFunction, NearProblem, NearRollout
 from torchdojo.native.step import differentiates
 from torchdojo.parameters import broadcast_shapes, stacked, transforming
+from torchdojo.solver.interior_point import Attempts
 from torchdojo.solver.options import OnFailure, Status
 from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE
 from torchdojo.state.unknowns import NUM_DATA, TIMESTEP
@@ -101,10 +102,10 @@ class NearSteps(Backend):
     def __init__(self, structure: Structure, request: Request, pairs: list[NearPair], select: Callable[[Request], Backend], search: Search):
         super().__init__(structure, (), request)
         self.pairs, self._select, self._search = pairs, select, search
-        # Solves take whole steps, since halves have terms of their own.
-        self._whole = dataclasses.replace(
-            request, options=dataclasses.replace(request.options, max_halvings=0, on_failure=OnFailure.FLAG), raise_invalid=False
-        )
+        # Solves take whole steps, since halves have terms of their own. Halves come before continuation, which holds on to the terms.
+        options = dataclasses.replace(request.options, max_halvings=0, on_failure=OnFailure.FLAG)
+        once = {"budget": options.max_total_iterations, "attempts": Attempts.FIRST}
+        self._whole = dataclasses.replace(request, options=options, raise_invalid=False, **once)
         self._chosen: list[Tensor] = []  # terms (N, K, 3) of each pair, in the step of now
         self._taken: list[_Taken] | None = None  # the parts of steps that are taken now, in their order, where they are wanted
 

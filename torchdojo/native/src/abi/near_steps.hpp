@@ -86,7 +86,7 @@ private:
     static constexpr int64_t base = int64_t(1) << 20;  // more than a shape has features
 
     struct Environment {
-        bool warm, cold, fresh, restarted, bad, sound, overflows, overlaps;
+        bool warm, cold, fresh, restarted, bad, sound, overflows;
         int64_t made, most;  // iterations of all solves of the step, and how many begin no other one
     };
     // A shorter step in place of a whole one: states before and after it, its solution, and its parameters with terms.
@@ -127,11 +127,10 @@ private:
     }
     static bool has(const int64_t *keys, int64_t size, int64_t key) { return std::find(keys, keys + size, key) != keys + size; }
 
-    // Solves take whole steps, since halves have terms of their own.
+    // Solves take whole steps, since halves have terms of their own. Halves come before continuation, which holds on to the terms.
     static Options whole_steps(Options options) {
         options.max_halvings = 0;
-        if (knob("TD_GIVEUP", 0) > 0) options.give_up = true;
-        options.max_total_iterations = int64_t(std::min(double(options.max_total_iterations), knob("TD_CAP", 1e9)));
+        options.give_up = true;
         return options;
     }
 
@@ -155,12 +154,11 @@ private:
     void attempt(int64_t t) {
         for (const int64_t n : active) {
             Environment &e = environments[n];
-            e.cold = e.fresh = !e.warm, e.restarted = e.overflows = e.overlaps = false, e.bad = true;
+            e.cold = e.fresh = !e.warm, e.restarted = e.overflows = false, e.bad = true;
             int64_t *own = &found[n * pairs.size()], *slots = &chosen[n * pairs.size()];
             search(row(n), &from[n * states], true, [&](const NearPairs::Pair &pair, int64_t terms_found) {
                 int64_t *to = own + pair.first;
                 take(pair, terms_found, to);
-                if (terms_found && gaps[0] <= 0) e.overlaps = true;
                 begin(pair, to, slots + pair.first, e.cold);
             });
         }
@@ -250,7 +248,7 @@ private:
         const double *start = &from[n * states];
         int64_t *own = &chosen[n * pairs.size()];
         const bool free = is_free(first + n, t);
-        e.sound = !(energy(row(n), &z[n * states]) > (free ? 1.0 : 100.0) * bound(n, start));
+        e.sound = !(energy(row(n), &z[n * states]) > (free ? 1.0 : 100.0) * bound(row(n), start));
         const bool solved = status[n] == success, pierced = solved && e.sound && is_pierced(n);
         if ((!solved || !e.sound || pierced) && !(e.cold && e.fresh)) {
             // The start led astray: once more without it, and without the terms that were near before. Terms that a pass has added since
@@ -463,21 +461,12 @@ private:
         }
         return sum;
     }
-    double bound(int64_t n, const double *state) {
-        const double *p = row(n);
-        double mass = 0.0, fastest = 0.0, falling = 0.0;
+    double bound(const double *p, const double *state) const {
+        double mass = 0.0;
+        for (int i = 0; i < m.num_bodies; ++i) mass += p[parameter::bodies + parameter::body_size * i + parameter::mass];
         const Vec3<double> g = load3(p + parameter::gravity);
         const double h = p[parameter::timestep], leaving = options.depenetration_speed;
-        for (int i = 0; i < m.num_bodies; ++i) {
-            const double own = p[parameter::bodies + parameter::body_size * i + parameter::mass];
-            const Vec3<double> v = load3(state + state_size * i + 3), omega = load3(state + state_size * i + 10);
-            mass += own, falling += own * (h * dot(g, v) + 0.5 * h * h * dot(g, g));
-            fastest = std::max(fastest, dot(omega, omega));
-        }
-        if (knob("TD_ENERGY", 0) == 0 || environments[n].overlaps) return 4 * energy(p, state) + mass * (8 * dot(g, g) * h * h + 2 * leaving * leaving + 1e-3);
-        int64_t terms = 0;
-        for (int64_t k = 0; k < pairs.size(); ++k) terms += chosen[n * pairs.size() + k] >= 0;
-        return (1 + knob("TD_HAD", 0.1) + h * h * fastest) * std::max(energy(p, state) + falling, 0.0) + knob("TD_TERMS", 10) * options.kappa / h * terms + mass * dot(g, g) * h * h * knob("TD_FALL", 1);
+        return 4 * energy(p, state) + mass * (8 * dot(g, g) * h * h + 2 * leaving * leaving + 1e-3);
     }
 };
 

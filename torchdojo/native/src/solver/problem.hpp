@@ -5,12 +5,7 @@
 
 #include "elements/data.hpp"
 
-#include <cstdlib>
 namespace torchdojo {
-inline double knob(const char *name, double otherwise) {
-    const char *s = getenv(name);
-    return s ? atof(s) : otherwise;
-}
 
 template <class T>
 struct Problem {
@@ -243,7 +238,7 @@ double fading_level(const Problem<T> &problem, int lane, double level, double ka
     level = start_level(problem, lane, level, kappa);
     const bool near = std::any_of(m.pairs.begin(), m.pairs.end(), [&](const PairTable &pair) {
         const T *slot = &problem.parameters[pair.shape_a];
-        return pair.cores[0] && get(slot[0], lane) >= 0.0 && (get(slot[parameter::slot::fading], lane) > 0.0 || knob("TD_UNFADED", 0) > 0);
+        return pair.cores[0] && get(slot[0], lane) >= 0.0;
     });
     if (!near) return level;
     double mass = 0.0, fastest = 0.0;
@@ -254,7 +249,7 @@ double fading_level(const Problem<T> &problem, int lane, double level, double ka
         fastest = std::max(fastest, square);
     }
     const double h = get(problem.timestep(), lane), gap = 0.5 * constant::near_terms::reach + h * std::sqrt(fastest);
-    return std::min(level, std::max((knob("TD_TOTAL", 0) > 0 ? mass : mass / m.num_bodies) * knob("TD_SCALE", 1) * gap * gap / h, kappa));
+    return std::min(level, std::max(mass / m.num_bodies * gap * gap / h, kappa));
 }
 
 // The other body of a contact, or the world.

@@ -211,7 +211,7 @@ private:
         attempt[lane] = cold;
         iteration[lane] = 0, polished[lane] = false;
         stuck[lane] = false;
-        from_zero(lane, knob("TD_COLD", 0) > 0 ? fading_level(problem, lane, constant::start_level, options.kappa) : start_level(problem, lane, constant::start_level, options.kappa));
+        from_zero(lane, start_level(problem, lane, constant::start_level, options.kappa));
     }
 
     // Puts velocities of the step before, and products `first`, into the trial.
