@@ -181,7 +181,7 @@ class NearSteps(Backend):
     def _step(self, given: StepInputs) -> StepOutput:
         """`step` by calls of another backend."""
         lead, halvings = given.z.shape[:-1], self.request.options.max_halvings
-        self._chosen = [present(pair, lead) for pair in self.pairs]
+        self._chosen = [present(pair, lead).clone() for pair in self.pairs]
         part = _Part(lead, torch.arange(lead.numel()), 1.0, torch.full((lead.numel(),), self._budget))
         out = self._part(part, given, halvings)
         if self.request.raises_invalid and bool((out.status == int(Status.INVALID_INPUT)).any()):
