@@ -50,11 +50,11 @@ def combine(
 ) -> Mechanism:
     """One mechanism of several: ``td.combine(arm=td.load("arm.urdf"), crate=td.Body(2.0, shape=td.Box((.2, .2, .2))), floor=td.Plane())``.
 
-    The bodies, joints, contacts, couplings, actuators, sites, sensors, tendons and poses of a mechanism get its name in front, "robot/hand". A body
-    has the name of its part, and floats. Shapes and planes stand still in the world. `mech.part("robot")` has the places of a part's
-    numbers in the state, the coordinates, the inputs and the controls, which follow the order of the parts. States of parts side by side
-    are one of the scene. ``mech.initial_state(robot={"pose": "home", "hip": 0.3}, crate={"position": (0, 0, 1)})`` gives values by part.
-    `mech.poses` has the poses of each part, "robot/home", and under "home" those of all parts that have one of that name.
+    The bodies, joints, contacts, couplings, actuators, tendons, sites, sensors and poses of a mechanism get its name in front,
+    "robot/hand". A body has the name of its part, and floats. Shapes and planes stand still in the world. `mech.part("robot")` has the
+    places of a part's numbers in the state, the coordinates, the inputs and the controls, which follow the order of the parts. States of
+    parts side by side are one of the scene. ``mech.initial_state(robot={"pose": "home", "hip": 0.3}, crate={"position": (0, 0, 1)})`` gives
+    values by part. `mech.poses` has the poses of each part, "robot/home", and under "home" those of all parts that have one of that name.
 
     The parts stay as they are. The scene has copies of their modules, with the same tensors where these require grad, so that gradients
     reach the numbers of the parts. Other numbers are copied: let those that are to be learned require grad first. Numbers of actuators of
