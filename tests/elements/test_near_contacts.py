@@ -134,7 +134,7 @@ def test_kernel_finds_the_terms_of_the_reference() -> None:
         terms, counts = mech.backends._search(mech.options, pair, states, reach)
         expected, all_counts = near_set.search_in_torch(pair, states, reach)
         assert torch.equal(counts, all_counts)
-        own, other = (near_set._keys(t).sort(-1).values for t in (terms, expected))
+        own, other = (near_set.keys(t).sort(-1).values for t in (terms, expected))
         assert torch.equal(own[counts <= len(pair.slots)], other[counts <= len(pair.slots)])
 
 

@@ -55,7 +55,7 @@ from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE
 from torchdojo.state.unknowns import NUM_DATA, TIMESTEP
 from torchdojo.structure import Structure
 
-__all__ = ["NearPair", "NearSteps", "forget_other_terms", "near_pairs", "search_in_torch"]
+__all__ = ["NearPair", "NearSteps", "forget_other_terms", "keys", "near_pairs", "search_in_torch"]
 
 
 class _Part(NamedTuple):
