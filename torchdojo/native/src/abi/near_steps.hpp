@@ -16,7 +16,7 @@ public:
         : handle(handle), m(handle.table), pairs(handle.near), options(whole_steps(options)), halvings(options.max_halvings), r(r),
           near(near), first(first), count(last - first), width(m.num_parameters + m.num_samples), states(state_size * m.num_bodies),
           rows(size_t(count * width)), all(size_t(count * pairs.size())), found(all.size(), -1), chosen(all.size()), environments(count),
-          broad(pairs, m.num_bodies), starts(size_t(count) * pairs.pairs.size()) {
+          broad(pairs, m.num_bodies), starts(size_t(count) * pairs.pairs.size()), busy(size_t(count) * marks()) {
         for (int64_t n = 0; n < count; ++n) std::copy_n(r.parameters + (first + n) * r.parameter_stride, width, row(n));
         for (const NearPairs::Pair &pair : pairs.pairs) {
             most = std::max(most, pair.count);
