@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -104,8 +104,9 @@ class NearSteps(Backend):
         self.pairs, self._select, self._search = pairs, select, search
         # Solves take whole steps, since halves have terms of their own. Halves come before continuation, which holds on to the terms.
         options = dataclasses.replace(request.options, max_halvings=0, on_failure=OnFailure.FLAG)
-        once: dict[str, Any] = {"budget": options.max_total_iterations, "attempts": Attempts.FIRST}
-        self._whole = dataclasses.replace(request, options=options, raise_invalid=False, **once)
+        self._whole = dataclasses.replace(
+            request, options=options, raise_invalid=False, budget=options.max_total_iterations, attempts=Attempts.FIRST
+        )
         self._chosen: list[Tensor] = []  # terms (N, K, 3) of each pair, in the step of now
         self._taken: list[_Taken] | None = None  # the parts of steps that are taken now, in their order, where they are wanted
 
