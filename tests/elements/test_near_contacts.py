@@ -14,7 +14,7 @@ from torch import Tensor
 import torchdojo as td
 from torchdojo import quaternion as quat
 from torchdojo.elements.near_contact import NearContact
-from torchdojo.engine import near_set
+from torchdojo.engine import near_set, near_slots
 from torchdojo.geometry.distance import point_box
 from torchdojo.geometry.near_terms import CORNER, REACH, all_terms, near_term
 from torchdojo.geometry.polytopes import eroded, polytope_of
@@ -154,7 +154,8 @@ SOLIDS = {
 def test_search_finds_all_terms(first: str, second: str) -> None:
     """The search looks at few corners and edges. All terms that there are, one by one, give the same set."""
     generator = torch.Generator().manual_seed(0)
-    mech = td.Mechanism({"a": td.Body(1.0), "b": td.Body(1.0)}, (), td.near_contacts("a", SOLIDS[first], "b", SOLIDS[second], slots=200))
+    bodies = {name: td.Body(1.0, (0.1, 0.1, 0.1)) for name in "ab"}
+    mech = td.Mechanism(bodies, (), td.near_contacts("a", SOLIDS[first], "b", SOLIDS[second], slots=200))
     (pair,) = near_set.near_pairs(mech)
     count = 12
     z = mech.initial_state((count,))
@@ -175,7 +176,7 @@ def test_search_finds_all_terms(first: str, second: str) -> None:
     terms, counts = mech.backends._search(mech.options, pair, z, reach)
     expected, all_counts = near_set.search_in_torch(pair, z, reach)
     assert torch.equal(counts, all_counts) and bool((counts > 0).any())
-    own, other = (near_set._keys(t).sort(-1).values for t in (terms, expected))
+    own, other = (near_slots.keys(t).sort(-1).values for t in (terms, expected))
     fits = counts <= len(pair.slots)
     assert torch.equal(own[fits], other[fits])
 
