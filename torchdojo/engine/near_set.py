@@ -103,9 +103,14 @@ class NearSteps(Backend):
         super().__init__(structure, (), request)
         self.pairs, self._select, self._search = pairs, select, search
         # Solves take whole steps, since halves have terms of their own. Halves come before continuation, which holds on to the terms.
-        options = dataclasses.replace(request.options, max_halvings=0, on_failure=OnFailure.FLAG)
+        # Solves that only give a start to others may split: where they might not, 19 of 161 steps of a stack were taken in halves.
+        options = dataclasses.replace(request.options, on_failure=OnFailure.FLAG)
+        self._start = dataclasses.replace(request, options=options, raise_invalid=False)
         self._whole = dataclasses.replace(
-            request, options=options, raise_invalid=False, budget=options.max_total_iterations, attempts=Attempts.FIRST
+            self._start,
+            options=dataclasses.replace(options, max_halvings=0),
+            budget=options.max_total_iterations,
+            attempts=Attempts.FIRST,
         )
         self._chosen: list[Tensor] = []  # terms (N, K, 3) of each pair, in the step of now
         self._taken: list[_Taken] | None = None  # the parts of steps that are taken now, in their order, where they are wanted
@@ -332,7 +337,7 @@ class NearSteps(Backend):
         for pair, terms_of_pair in zip(self.pairs, chosen, strict=True):
             put(pair, terms_of_pair.reshape(*lead, *terms_of_pair.shape[1:]), fading)
         with torch.set_grad_enabled(torch.is_grad_enabled() and fading > 0):
-            out = self._select(self._whole).step(given)
+            out = self._select(self._whole if fading else self._start).step(given)
         if out.z.shape != given.z.shape:
             raise ValueError(f"near contacts: got z of batch {tuple(lead)}, but inputs of {tuple(out.z.shape[:-1])}; give z that batch")
         return out
@@ -344,14 +349,15 @@ class NearSteps(Backend):
         """The backend that takes steps of a part, where the slots of the batch have these terms (N, K, 3)."""
         for pair, own in zip(self.pairs, terms, strict=True):
             put(pair, own.reshape(*part.lead, *own.shape[1:]), fading)
-        backend = self._select(self._whole)
+        request = self._whole if fading else self._start
+        backend = self._select(request)
         system = backend.system if isinstance(backend, Reference) else backend.program.system  # type: ignore[union-attr]
         nb = len(self.structure.named_bodies())
         data = [self.structure.gravity.new_zeros(*part.lead, size) for size in (STATE_SIZE * nb, system.num_inputs, 6 * nb)]
         flat, batch = flatten_batch(system.step_specs(), [*data, *backend.stacked])
         parameters = select_rows(flat[NUM_DATA:], part.rows)
         parameters[TIMESTEP] = part.share * parameters[TIMESTEP]
-        return backend.having(parameters, self._whole.select(batch, part.rows))
+        return backend.having(parameters, request.select(batch, part.rows))
 
     def _complete(self, out: StepOutput, chosen: list[Tensor], overflow: Tensor) -> Tensor:
         """Which environments (n,) lack terms that are near after a step. Their slots get these. Those with more than slots overflow."""
