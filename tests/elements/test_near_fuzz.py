@@ -20,7 +20,8 @@ pytestmark = pytest.mark.skipif(not loader.available(), reason="needs the compil
 STARTS = ("apart", "overlapping", "touching")
 KINDS = ("sphere", "capsule", "box", "cylinder", "hull", "large hull", "needle", "long capsule")
 SLOTS = 48
-SEEDS = range(100, 160)  # 102: a needle that turns by 1 rad in a step would end across another body
+# Steps of seeds 102 and 150 would end inside or across another body without halves. All of 100 to 159 take half an hour of processor time.
+SEEDS = (*range(100, 106), 107, 109, 150)
 LONGEST = 60.0  # processor time of a step [s]; a step that never ends would take longer
 
 
