@@ -14,7 +14,7 @@ from torch import Tensor
 import torchdojo as td
 from torchdojo import quaternion as quat
 from torchdojo.elements.near_contact import NearContact
-from torchdojo.engine import near_set
+from torchdojo.engine import near_set, near_slots
 from torchdojo.geometry.distance import point_box
 from torchdojo.geometry.near_terms import CORNER, REACH, all_terms, near_term
 from torchdojo.geometry.polytopes import eroded, polytope_of
@@ -134,7 +134,7 @@ def test_kernel_finds_the_terms_of_the_reference() -> None:
         terms, counts = mech.backends._search(mech.options, pair, states, reach)
         expected, all_counts = near_set.search_in_torch(pair, states, reach)
         assert torch.equal(counts, all_counts)
-        own, other = (near_set._keys(t).sort(-1).values for t in (terms, expected))
+        own, other = (near_set.keys(t).sort(-1).values for t in (terms, expected))
         assert torch.equal(own[counts <= len(pair.slots)], other[counts <= len(pair.slots)])
 
 
@@ -182,7 +182,7 @@ def test_search_finds_all_terms(first: str, second: str) -> None:
     terms, counts = mech.backends._search(mech.options, pair, z, reach)
     expected, all_counts = near_set.search_in_torch(pair, z, reach)
     assert torch.equal(counts, all_counts) and bool((counts > 0).any())
-    own, other = (near_set._keys(t).sort(-1).values for t in (terms, expected))
+    own, other = (near_slots.keys(t).sort(-1).values for t in (terms, expected))
     fits = counts <= len(pair.slots)
     assert torch.equal(own[fits], other[fits])
 

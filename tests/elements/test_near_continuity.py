@@ -86,7 +86,7 @@ class Line:
         keys = []
         for pair in near_set.near_pairs(self.mech):
             terms = torch.stack([slot.term for slot in pair.slots], 1)
-            keys.append(near_set._keys(terms).numpy())
+            keys.append(near_set.keys(terms).numpy())
         return [frozenset((p, int(k)) for p, each in enumerate(keys) for k in each[i] if k >= 0) for i in range(len(keys[0]))]
 
 

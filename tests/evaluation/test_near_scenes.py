@@ -56,13 +56,8 @@ def test_bounds_hold_in_the_quick_version(name: str) -> None:
     check(outcome(name, quick=True))
 
 
-OVERLAP = pytest.mark.xfail(reason="dominoes overlap by 9 mm without a flag: engine/near_set.py does not look for overlaps", strict=False)
-SPLIT = pytest.mark.xfail(reason="5 of 24 steps of a pour are split, 10 % are allowed", strict=False)
-MISSED = {"near-dominoes": OVERLAP, "near-pour": SPLIT}
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param(name, marks=MISSED[name]) if name in MISSED else name for name in BY_NAME])
+@pytest.mark.parametrize("name", list(BY_NAME))
 def test_bounds_hold(name: str) -> None:
     result = outcome(name, quick=False)
     check(result)

@@ -131,7 +131,7 @@ class Element(PhysicalModule):
 
     @property
     def fades(self) -> Tensor | None:
-        """Whether impulses (..., E) act only within `geometry.near_terms.REACH` of their places. Default: None, which means nowhere.
+        """Whether impulses (..., E) act, in the end, only within `geometry.near_terms.REACH` of their places. Default: None: nowhere.
 
         Attempts of the solver then start near there (solver/start_level.py).
         """

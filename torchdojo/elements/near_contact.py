@@ -74,7 +74,7 @@ class NearContact(NonlinearContact):
 
     @property
     def fades(self) -> Tensor:
-        return (self.term[..., 0] != NOTHING) & (self.fading > 0)
+        return self.term[..., 0] != NOTHING
 
     def near(self, poses: tuple[Pose, ...]) -> Term:
         """The term of this slot at the poses of `body_names`."""

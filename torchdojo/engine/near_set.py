@@ -3,59 +3,94 @@
 A step is solved for the terms that are near at its start. Then the terms that are near at its end and were in no slot are added, and the
 step is solved again, from its last solution. So no near term is left out, and the step is one continuous function of its inputs: terms
 beyond the reach weigh nothing, whether they are in slots or not.
+
+Large steps may have other solutions than the motion: bodies inside or beyond each other, or with energy from nothing. Where a step finds
+one of these, or none, two steps of half the length replace it, and so on down to `SolverOptions.max_halvings`. Each has terms of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchdojo.dynamics.system import select_rows
 from torchdojo.elements.joints import Floating
 from torchdojo.elements.near_contact import NearContact
 from torchdojo.engine.backend import Backend, Trajectory
 from torchdojo.engine.kernel import Kernel
-from torchdojo.geometry.near_terms import CROSSING, NOTHING, PASSES, REACH, all_terms, near_term
+from torchdojo.engine.near_overlap import pierced
+from torchdojo.engine.near_slots import (
+    NONE,
+    NearPair,
+    begin,
+    forget_other_terms,
+    keep,
+    keys,
+    merge,
+    near_pairs,
+    present,
+    put,
+    search_in_torch,
+    travel,
+    warn_of_overflow,
+)  # fmt: skip
+from torchdojo.engine.reference import Reference
+from torchdojo.geometry.near_terms import PASSES, REACH
+from torchdojo.gradients.batching import flatten_batch
+from torchdojo.gradients.checks import check_solved
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request, StepInputs
 from torchdojo.gradients.transforms import forward_mode
 from torchdojo.native.execution import check_status, flat_problem
 from torchdojo.native.near import NearFunction, NearProblem, NearRollout
 from torchdojo.native.step import differentiates
-from torchdojo.parameters import broadcast_shapes, stacked, transforming, warn_user
-from torchdojo.solver.options import Status
-from torchdojo.state.layout import STATE_SIZE
+from torchdojo.parameters import broadcast_shapes, stacked, transforming
+from torchdojo.solver.interior_point import Attempts
+from torchdojo.solver.options import OnFailure, Status
+from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE
+from torchdojo.state.unknowns import NUM_DATA, TIMESTEP
 from torchdojo.structure import Structure
 
-__all__ = ["NearPair", "NearSteps", "forget_other_terms", "near_pairs", "search_in_torch"]
-
-BASE = 1 << 20  # more than a shape has features
-NONE = torch.tensor((float(NOTHING), 0.0, 0.0), dtype=torch.float64)  # the term of an empty slot
+__all__ = ["NearPair", "NearSteps", "forget_other_terms", "keys", "near_pairs", "search_in_torch"]
 
 
-class NearPair(NamedTuple):
-    """A pair of convex shapes: its slots, by the number of their first contact, and the numbers of both bodies (−1: the world)."""
+class _Part(NamedTuple):
+    """Some environments of a step, and the share of its timestep that they take.
 
-    slots: list[NearContact]
-    contact: int
-    bodies: tuple[int, int]
+    lead: batch dimensions of the step. rows: (n,) numbers of the environments in it. most: (n,) iterations after which no solve begins.
+    """
+
+    lead: torch.Size
+    rows: Tensor
+    share: float
+    most: Tensor
+
+    def at(self, index: Tensor) -> _Part:
+        """Some of the environments."""
+        return self._replace(rows=self.rows[index], most=self.most[index])
+
+    def of(self, value: Tensor, events: int) -> Tensor:
+        """Rows (n or 1, ...) of a value with batch dimensions."""
+        event = value.shape[value.ndim - events :]
+        if value.ndim == events:
+            return value[None]
+        return value.expand(*self.lead, *event).reshape(self.lead.numel(), *event)[self.rows]
+
+
+class _Taken(NamedTuple):
+    """A step of a part that was solved: what was given, its solution and its terms in all slots of the batch, pair by pair."""
+
+    part: _Part
+    given: StepInputs
+    solution: Tensor
+    terms: list[Tensor]
 
 
 Search = Callable[[NearPair, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def near_pairs(structure: Structure) -> list[NearPair]:
-    """The pairs of a mechanism that touch at near terms, in the order of their first contacts."""
-    number = {name: i for i, name in enumerate(structure.bodies)}
-    pairs: dict[tuple[object, ...], NearPair] = {}
-    for i, contact in enumerate(structure.contacts.values()):
-        if isinstance(contact, NearContact):
-            key = (contact.body, contact.other, *map(id, contact.shapes))
-            bodies = number[contact.body], -1 if contact.other is None else number[contact.other]
-            pairs.setdefault(key, NearPair([], i, bodies)).slots.append(contact)
-    return list(pairs.values())
 
 
 class NearSteps(Backend):
@@ -67,7 +102,18 @@ class NearSteps(Backend):
     def __init__(self, structure: Structure, request: Request, pairs: list[NearPair], select: Callable[[Request], Backend], search: Search):
         super().__init__(structure, (), request)
         self.pairs, self._select, self._search = pairs, select, search
-        self._overflow = torch.zeros(0, dtype=torch.bool)  # which environments (N,) have more terms than slots, in the step of now
+        # Solves take whole steps, since halves have terms of their own. Halves come before continuation, which holds on to the terms.
+        # Solves that only give a start to others may split: where they might not, 19 of 161 steps of a stack were taken in halves.
+        options = dataclasses.replace(request.options, on_failure=OnFailure.FLAG)
+        self._start = dataclasses.replace(request, options=options, raise_invalid=False)
+        self._whole = dataclasses.replace(
+            self._start,
+            options=dataclasses.replace(options, max_halvings=0),
+            budget=options.max_total_iterations,
+            attempts=Attempts.FIRST,
+        )
+        self._chosen: list[Tensor] = []  # terms (N, K, 3) of each pair, in the step of now
+        self._taken: list[_Taken] | None = None  # the parts of steps that are taken now, in their order, where they are wanted
 
     def step(self, given: StepInputs) -> StepOutput:
         """One step. The slots keep its terms, for its derivatives and for the next step.
@@ -132,49 +178,123 @@ class NearSteps(Backend):
                 flat_problem(kernel.program, self.request, parameters.tensors, parameters, z, u, given.forces, None)[0], out.status
             )
             for contact, terms in out.overflow[out.overflow[:, 0] >= 0][:1].tolist():
-                _warn_of_overflow(next(pair for pair in self.pairs if pair.contact == contact), terms)
-        _keep(slots, out.terms[:, -1].unflatten(0, lead) if lead else out.terms[0, -1])
+                warn_of_overflow(next(pair for pair in self.pairs if pair.contact == contact), terms)
+        keep(slots, out.terms[:, -1].unflatten(0, lead) if lead else out.terms[0, -1])
         w = out.w.detach() if keep_solutions else out.w[:, -1:].detach()
         states, impulses, status, iterations, substeps, w = (t.reshape(*lead, *t.shape[1:]) for t in (*out[:2], *out[3:6], w))
         return Trajectory(states, u.expand(*lead, *u.shape[-2:]), impulses, status, iterations, substeps, w)
 
     def _step(self, given: StepInputs) -> StepOutput:
         """`step` by calls of another backend."""
+        lead, halvings = given.z.shape[:-1], self.request.options.max_halvings
+        self._chosen = [present(pair, lead).clone() for pair in self.pairs]
+        part = _Part(lead, torch.arange(lead.numel()), 1.0, torch.full((lead.numel(),), self._budget))
+        out = self._part(part, given, halvings)
+        if self.request.raises_invalid and bool((out.status == int(Status.INVALID_INPUT)).any()):
+            self._select(self.request).step(given)  # raises
+        if self.request.options.on_failure is OnFailure.RAISE:
+            check_solved(out.status)
+        return out
+
+    @property
+    def _budget(self) -> int:
+        return PASSES * self.request.options.max_total_iterations
+
+    def _part(self, part: _Part, given: StepInputs, halvings: int) -> StepOutput:
+        """A step of a part, in halves where it fails."""
+        out, overflow = self._attempt(part, given)
+        failed = (out.status != int(Status.SUCCESS)).reshape(-1) & ~overflow
+        if part.share < 1:
+            failed &= out.iterations.reshape(-1) < part.most
+        if self._taken is not None:
+            good = (out.status == int(Status.SUCCESS)).nonzero().squeeze(-1)
+            taken = part.at(good), _rows(given, good), out.solution[good].detach(), [terms.clone() for terms in self._chosen]
+            self._taken.append(_Taken(*taken))
+        if not halvings or not bool(failed.any()) or not self._has_parts():
+            return out
+        index, lead, n = failed.nonzero().squeeze(-1), given.z.shape[:-1], len(part.rows)
+        made = out.iterations.reshape(n)[index]
+        most = part.most[index] if part.share == 1 else part.most[index] - made
+        both = self._halves(part.at(index)._replace(most=most), _rows(given, index), halvings - 1)
+        both = both._replace(iterations=made + both.iterations)
+        for pair, terms in zip(self.pairs, self._chosen, strict=True):
+            put(pair, terms.reshape(*part.lead, *terms.shape[1:]), 1.0)
+        flat = (t.reshape(n, *t.shape[len(lead) :]).index_copy(0, index, new) for t, new in zip(out, both, strict=True))
+        return StepOutput(*(t.reshape(*lead, *t.shape[1:]) for t in flat))
+
+    def _halves(self, part: _Part, given: StepInputs, halvings: int) -> StepOutput:
+        """Two steps of half the length in place of one. The second ones are of environments whose first one succeeds."""
+        half = part._replace(share=0.5 * part.share)
         z = given.z
-        self._overflow = torch.zeros(z.shape[:-1].numel(), dtype=torch.bool)
+        for terms in self._chosen:
+            terms[half.rows] = NONE
+        first = self._part(half, given, halvings)
+        good = (first.status == int(Status.SUCCESS)).nonzero().squeeze(-1)
+        if not len(good):
+            return first
+        rest = half.at(good)._replace(most=half.most[good] - first.iterations[good])
+        second = self._part(rest, _rows(given._replace(z=first.z), good)._replace(warm=first.solution[good]), halvings)
+        solved = second.status == int(Status.SUCCESS)
+        return StepOutput(
+            first.z.index_copy(0, good, torch.where(solved[:, None], second.z, z[good].detach())),
+            first.impulses.index_copy(0, good, torch.where(solved[:, None], first.impulses[good] + second.impulses, 0.0)),
+            first.status.index_copy(0, good, second.status),
+            first.iterations.index_add(0, good, second.iterations),
+            first.solution.index_copy(0, good, second.solution),
+            first.substeps.index_copy(0, good, torch.where(solved, first.substeps[good] + second.substeps, 1)),
+        )
+
+    def _attempt(self, part: _Part, given: StepInputs) -> tuple[StepOutput, Tensor]:
+        """A step of a part at once, flagged where it finds no motion, and which environments (n,) have more terms than slots."""
+        z = given.z
         lead, flat = z.shape[:-1], z.detach().reshape(-1, z.shape[-1])
-        found = [self._search(pair, flat, REACH + _travel(pair, flat, self.structure.timestep))[0] for pair in self.pairs]
-        known = [_present(pair, lead) for pair in self.pairs]
-        chosen = [_begin(old, new, given.warm is None) for old, new in zip(known, found, strict=True)]
+        timestep = part.share * part.of(self.structure.timestep.detach(), 0).expand(len(flat))
+        found = [self._search(pair, flat, REACH + travel(pair, flat, timestep))[0] for pair in self.pairs]
+        chosen = [begin(known[part.rows], new, given.warm is None) for known, new in zip(self._chosen, found, strict=True)]
         fresh, cold, bad = given.warm is None, given.warm is None, torch.ones(len(flat), dtype=torch.bool)
-        restarted = False
+        restarted, overflow, made = False, torch.zeros_like(bad), torch.zeros(len(flat), dtype=torch.int64)
         for _ in range(PASSES):
             if cold:
                 # Without a start, impulses begin at gaps wider than the reach, where they would act on nothing.
-                given = given._replace(warm=self._solve(given, chosen, 0.0).solution.detach())
-            out = self._solve(given, chosen, 1.0)
-            unsound = self._unsound(given, out).reshape(-1)
-            astray = (out.status != int(Status.SUCCESS)) | (out.substeps > 1) | unsound.reshape(lead)
-            if bool(astray.any()) and not (cold and fresh):
+                start = self._solve(given, chosen, 0.0, part)
+                made += start.iterations.reshape(-1)
+                given = given._replace(warm=start.solution.detach())
+            out = self._solve(given, chosen, 1.0, part)
+            made += out.iterations.reshape(-1)
+            solved = (out.status == int(Status.SUCCESS)).reshape(-1)
+            unsound = self._unsound(given, out, part)
+            through = self._pierced(flat, out, solved & ~unsound, timestep)
+            if bool((~solved | unsound | through).any()) and not (cold and fresh) and bool((made < part.most).all()):
                 # The start led astray: once more without it, and without the terms that were near before. Terms that a pass has added
                 # since such a restart stay, lest they be found and dropped again and again.
                 if not restarted:
-                    chosen = [_merge(old, new) for old, new in zip(chosen, found, strict=True)]
+                    chosen = [merge(old, new) for old, new in zip(chosen, found, strict=True)]
                 cold = fresh = restarted = True
                 given = given._replace(warm=None)
                 continue
-            bad = self._complete(out, chosen)
-            if not bool(bad.any()):
-                bad = unsound & self._free(given)
+            lacks = self._complete(out, chosen, overflow)
+            bad = lacks | through | (unsound & self._free(given))
+            if not bool((lacks & (made < part.most)).any()):
                 break
             cold, given = False, given._replace(warm=out.solution.detach())
-        bad = bad | self._overflow
-        if not bool(bad.any()):
-            return out
-        failed = bad.reshape(lead)
-        kept = torch.where(failed[..., None], z.detach(), out.z), torch.where(failed[..., None], 0.0, out.impulses)
+        for kept, terms in zip(self._chosen, chosen, strict=True):
+            kept[part.rows] = terms
+        out = out._replace(iterations=made.reshape(lead))
+        failed = (bad | overflow).reshape(lead)
+        if not bool(failed.any()):
+            return out, overflow
+        kept_z, none = torch.where(failed[..., None], z.detach(), out.z), torch.where(failed[..., None], 0.0, out.impulses)
         late = torch.where(failed, int(Status.MAX_ITERATIONS), int(Status.SUCCESS)).to(out.status)
-        return out._replace(z=kept[0], impulses=kept[1], status=torch.maximum(out.status, late))
+        return out._replace(z=kept_z, impulses=none, status=torch.maximum(out.status, late)), overflow
+
+    def _pierced(self, start: Tensor, out: StepOutput, of: Tensor, timestep: Tensor) -> Tensor:
+        """Which of these environments (n,) a step leads through each other."""
+        rows, through = of.nonzero().squeeze(-1), torch.zeros_like(of)
+        if len(rows):
+            end = out.z.detach().reshape(len(of), -1)[rows]
+            for pair in self.pairs:
+                through[rows] |= pierced(pair.slots[0].shapes, pair.bodies, start[rows], end, timestep[rows])
+        return through
 
     def _free(self, given: StepInputs) -> bool:
         """Whether gravity alone gives bodies energy: no input, wrench, spring or servo, and no overlap that is undone at once."""
@@ -185,68 +305,124 @@ class NearSteps(Backend):
         return joints and self.request.options.depenetration_speed is not None
 
     @torch.no_grad()
-    def _unsound(self, given: StepInputs, out: StepOutput) -> Tensor:
-        """Environments (...,) whose bodies got energy from nothing: another root of the equations than the motion.
+    def _unsound(self, given: StepInputs, out: StepOutput, part: _Part) -> Tensor:
+        """Environments (n,) whose bodies got energy from nothing: another root of the equations than the motion.
 
         Contacts take energy, but for what they give bodies that leave an overlap. So a step of free bodies adds no more than gravity does.
         The bound is generous, and a hundred times as wide where something else may add energy; there, a step is only solved again.
         """
         bodies = list(self.structure.named_bodies().values())
-        masses, inertias = stacked([body.mass for body in bodies], 0), stacked([body.inertia for body in bodies], 2)
+        masses = part.of(stacked([body.mass for body in bodies], 0), 1)
+        inertias = part.of(stacked([body.inertia for body in bodies], 2), 3)
 
         def kinetic(z: Tensor) -> Tensor:
-            state = z.unflatten(-1, (-1, STATE_SIZE))
+            state = z.reshape(len(part.rows), -1, STATE_SIZE)
             v, omega = state[..., 3:6], state[..., 10:13]
             spin = (inertias @ omega[..., None]).squeeze(-1)
             return 0.5 * ((masses * (v * v).sum(-1)).sum(-1) + (omega * spin).sum((-1, -2)))
 
-        falls = torch.linalg.vector_norm(self.structure.gravity, dim=-1) * self.structure.timestep
+        gravity, timestep = part.of(self.structure.gravity, 1), part.share * part.of(self.structure.timestep, 0)
+        falls = torch.linalg.vector_norm(gravity, dim=-1) * timestep
         leaving = self.request.options.depenetration_speed or 0.0
         bound = 4 * kinetic(given.z) + masses.sum(-1) * (8 * falls * falls + 2 * leaving**2 + 1e-3)
         return kinetic(out.z) > (1 if self._free(given) else 100) * bound
 
-    def _solve(self, given: StepInputs, chosen: list[Tensor], fading: float) -> StepOutput:
-        """A solve with these terms (N, K, 3) of each pair, where impulses fade with the gap (1) or do not (0)."""
+    def _solve(self, given: StepInputs, chosen: list[Tensor], fading: float, part: _Part | None = None) -> StepOutput:
+        """A solve with these terms (n, K, 3) of each pair, where impulses fade with the gap (1) or do not (0)."""
+        if part is not None and part.share < 1:
+            terms = [known.index_copy(0, part.rows, new) for known, new in zip(self._chosen, chosen, strict=True)]
+            with torch.set_grad_enabled(torch.is_grad_enabled() and fading > 0):
+                return self._of_part(part, terms, fading).step(given)
         lead = given.z.shape[:-1]
-        for pair, terms in zip(self.pairs, chosen, strict=True):
-            _put(pair, terms.reshape(*lead, *terms.shape[1:]), fading)
+        for pair, terms_of_pair in zip(self.pairs, chosen, strict=True):
+            put(pair, terms_of_pair.reshape(*lead, *terms_of_pair.shape[1:]), fading)
         with torch.set_grad_enabled(torch.is_grad_enabled() and fading > 0):
-            out = self._select(self.request).step(given)
+            out = self._select(self._whole if fading else self._start).step(given)
         if out.z.shape != given.z.shape:
             raise ValueError(f"near contacts: got z of batch {tuple(lead)}, but inputs of {tuple(out.z.shape[:-1])}; give z that batch")
         return out
 
-    def _complete(self, out: StepOutput, chosen: list[Tensor]) -> Tensor:
-        """Which environments (N,) lack terms that are near after a step. Their slots get these."""
-        end = out.z.detach().reshape(-1, out.z.shape[-1])
+    def _has_parts(self) -> bool:
+        return isinstance(self._select(self._whole), Kernel | Reference)
+
+    def _of_part(self, part: _Part, terms: list[Tensor], fading: float) -> Backend:
+        """The backend that takes steps of a part, where the slots of the batch have these terms (N, K, 3)."""
+        for pair, own in zip(self.pairs, terms, strict=True):
+            put(pair, own.reshape(*part.lead, *own.shape[1:]), fading)
+        request = self._whole if fading else self._start
+        backend = self._select(request)
+        system = backend.system if isinstance(backend, Reference) else backend.program.system  # type: ignore[union-attr]
+        nb = len(self.structure.named_bodies())
+        data = [self.structure.gravity.new_zeros(*part.lead, size) for size in (STATE_SIZE * nb, system.num_inputs, 6 * nb)]
+        flat, batch = flatten_batch(system.step_specs(), [*data, *backend.stacked])
+        parameters = select_rows(flat[NUM_DATA:], part.rows)
+        parameters[TIMESTEP] = part.share * parameters[TIMESTEP]
+        return backend.having(parameters, request.select(batch, part.rows))
+
+    def _complete(self, out: StepOutput, chosen: list[Tensor], overflow: Tensor) -> Tensor:
+        """Which environments (n,) lack terms that are near after a step. Their slots get these. Those with more than slots overflow."""
+        end = out.z.detach().reshape(len(overflow), -1)
         incomplete = torch.zeros(len(end), dtype=torch.bool)
         solved = out.status.reshape(-1) == int(Status.SUCCESS)
         for i, pair in enumerate(self.pairs):
             terms, counts = self._search(pair, end, torch.full((len(end),), REACH, dtype=torch.float64))
             over = counts > len(pair.slots)
             if bool(over.any()):
-                _warn_of_overflow(pair, int(counts.max()))
-                self._overflow = self._overflow | over
-            new = _keys(terms)
-            lacking = ((new[:, :, None] != _keys(chosen[i])[:, None, :]).all(-1) & (new >= 0)).any(-1) & solved
+                warn_of_overflow(pair, int(counts.max()))
+                overflow |= over
+            new = keys(terms)
+            lacking = ((new[:, :, None] != keys(chosen[i])[:, None, :]).all(-1) & (new >= 0)).any(-1) & solved
             if bool(lacking.any()):
                 incomplete |= lacking
-                chosen[i] = torch.where(lacking[:, None, None], _merge(chosen[i], terms, True), chosen[i])
-        return incomplete & ~self._overflow
+                chosen[i] = torch.where(lacking[:, None, None], merge(chosen[i], terms, True), chosen[i])
+        return incomplete & ~overflow
 
     def jacobian(self, given: StepInputs, out: Tensor | None = None) -> Tensor:
+        return self.linearize(given, out)[1]
+
+    def linearize(self, given: StepInputs, out: Tensor | None = None) -> tuple[StepOutput, Tensor]:
         solved = self.step(given)
-        return self._select(self.request).jacobian(given._replace(warm=solved.solution), out)
+        split = (solved.substeps > 1).reshape(-1).nonzero().squeeze(-1)
+        result = self._select(self.request).jacobian(given._replace(warm=solved.solution), out)
+        if len(split):
+            result.view(-1, *result.shape[-2:])[split] = self._through_halves(given, split)
+        return solved, result
+
+    @torch.no_grad()
+    def _through_halves(self, given: StepInputs, split: Tensor) -> Tensor:
+        """Jacobians of the steps that were taken in halves. These are taken once more."""
+        lead, n = given.z.shape[:-1], given.z.shape[:-1].numel()
+        slots = [slot for pair in self.pairs for slot in pair.slots]
+        kept = [slot.term for slot in slots]
+        part = _Part(lead, split, 1.0, torch.full((len(split),), self._budget))
+        self._chosen, self._taken = [NONE.expand(n, len(pair.slots), 3).clone() for pair in self.pairs], []
+        own = _rows(given, split)
+        self._halves(part, own, self.request.options.max_halvings - 1)
+        taken, self._taken = self._taken, None
+        size, place = TANGENT_SIZE * len(self.structure.named_bodies()), torch.zeros(n, dtype=torch.int64)
+        place[split] = torch.arange(len(split))
+        chained = own.z.new_zeros(len(split), size, size + own.u.shape[-1])
+        chained[:, :, :size] = torch.eye(size, dtype=own.z.dtype)
+        for each in taken:
+            if not len(each.part.rows):
+                continue
+            after = self._of_part(each.part, each.terms, 1.0).jacobian(each.given._replace(warm=each.solution))
+            rows = place[each.part.rows]
+            chained[rows] = after[..., :size] @ chained[rows] + torch.nn.functional.pad(after[..., size:], (size, 0))
+        for slot, term in zip(slots, kept, strict=True):
+            slot.term = term
+        return chained
 
     def having(self, parameters: Sequence[Tensor], request: Request) -> Backend:
         raise RuntimeError("near contacts: steps with stacked parameters of their own (adaptive=, randomized gradients) are not available")
 
 
-def forget_other_terms(contacts: Iterable[object], lead: torch.Size) -> None:
-    """Empty the slots that have terms of another batch than that of the dimensions `lead`."""
-    for slot in contacts:
-        if isinstance(slot, NearContact) and slot.term.shape[:-1] not in (lead, ()):
-            slot.term = NONE.clone()
+def _rows(given: StepInputs, index: Tensor) -> StepInputs:
+    """What is given to some environments, without a start."""
+    lead, count = given.z.shape[:-1], given.z.shape[:-1].numel()
+    z, u, wrench = (None if t is None else t.expand(*lead, t.shape[-1]).reshape(count, -1)[index] for t in given[:3])
+    assert z is not None and u is not None
+    return StepInputs(z, u, wrench)
 
 
 def _check_seen() -> None:
@@ -255,111 +431,3 @@ def _check_seen() -> None:
             "near contacts: terms are chosen by the values of states, which torch.func and torch.compile hide; use .backward(), "
             "mech.jacobians or mech.linearize"
         )
-
-
-def _warn_of_overflow(pair: NearPair, most: int) -> None:
-    slot = pair.slots[0]
-    warn_user(
-        f"near contacts of {slot.body!r} and {slot.other or 'world'!r}: got {most} terms within {1e3 * REACH:g} mm; allowed: as many "
-        f"as slots, {len(pair.slots)}, so the status of such steps is MAX_ITERATIONS; give near_contacts(..., slots={most + 2})"
-    )
-
-
-def _keep(slots: Sequence[NearContact], terms: Tensor) -> None:
-    """Give slots their terms (..., K, 3), those of the last step, where they have others."""
-    before = [slot.term for slot in slots]
-    if all([term.shape == before[0].shape for term in before]) and before[0].shape == terms.shape[:-2] + terms.shape[-1:]:
-        changed = (torch.stack(before, -2) != terms).any(-1).reshape(-1, len(slots)).any(0).nonzero().squeeze(-1).tolist()
-    else:
-        changed = list(range(len(slots)))
-    for k in changed:
-        slots[k].term = terms[..., k, :].contiguous()
-
-
-def _present(pair: NearPair, lead: torch.Size) -> Tensor:
-    """The terms that the slots have, (N, K, 3); none where they belong to another batch."""
-    terms = [slot.term.detach() for slot in pair.slots]
-    if any(term.shape[:-1] != lead for term in terms):
-        return NONE.expand(lead.numel(), len(terms), 3)
-    return torch.stack([term.reshape(-1, 3) for term in terms], 1)
-
-
-def _put(pair: NearPair, terms: Tensor, fading: float) -> None:
-    """Give slots their terms (..., K, 3). Slots that have them stay as they are, so that packed parameters are used again."""
-    for slot, term in zip(pair.slots, terms.unbind(-2), strict=True):
-        if slot.term.shape != term.shape or not torch.equal(slot.term, term):
-            slot.term = term.contiguous()
-        if float(slot.fading) != fading:
-            slot.fading = torch.tensor(fading, dtype=torch.float64)
-
-
-def _travel(pair: NearPair, z: Tensor, timestep: Tensor) -> Tensor:
-    """How far points of the pair may come nearer in a step (N,) [m], at the speeds before it."""
-    velocity, way = torch.zeros(len(z), 3, dtype=torch.float64), torch.zeros(len(z), dtype=torch.float64)
-    for body, shape, sign in zip(pair.bodies, pair.slots[0].shapes, (1, -1), strict=True):
-        if body >= 0:
-            state = z[:, STATE_SIZE * body : STATE_SIZE * (body + 1)]
-            extent = torch.linalg.vector_norm(shape.vertices, dim=-1).max() + shape.radius
-            velocity = velocity + sign * state[:, 3:6]
-            way = way + extent * torch.linalg.vector_norm(state[:, 10:13], dim=-1)
-    way = way + torch.linalg.vector_norm(velocity, dim=-1)
-    return way * timestep.detach().reshape(-1).expand(len(z))
-
-
-def search_in_torch(pair: NearPair, z: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
-    """The search of `NearSteps` without the kernel."""
-    a, b = pair.slots[0].shapes
-    terms = all_terms(a, b).double()
-    one = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
-    poses = []
-    for body in pair.bodies:
-        state = z[:, STATE_SIZE * body : STATE_SIZE * (body + 1)] if body >= 0 else None
-        x, q = (z.new_zeros(len(z), 3), one.expand(len(z), 4)) if state is None else (state[:, :3], state[:, 6:10])
-        poses.append((x[:, None].expand(-1, len(terms), 3), q[:, None].expand(-1, len(terms), 4)))
-    found = near_term(a, b, poses[0], poses[1], terms.expand(len(z), -1, 3), False)
-    gap = torch.where(found.possible, found.gap, torch.inf)
-    near = torch.maximum(gap, found.line) < reach[:, None]  # a blended gap of lines that are far apart is no sign that they come near
-    least, order = torch.where(near, gap, torch.inf).sort(dim=-1, stable=True)
-    slots = len(pair.slots)
-    order, least = order[:, :slots], least[:, :slots]
-    chosen = torch.where(torch.isfinite(least)[..., None], terms[order], float(NOTHING))
-    if chosen.shape[1] < slots:
-        chosen = torch.cat((chosen, chosen.new_full((len(z), slots - chosen.shape[1], 3), float(NOTHING))), 1)
-    return chosen, near.sum(-1)
-
-
-def _keys(terms: Tensor) -> Tensor:
-    """A number for each term (..., 3); −1 for none."""
-    kind, first, second = terms.long().unbind(-1)
-    return torch.where(kind < 0, -1, (kind * BASE + first) * BASE + second)
-
-
-def _begin(old: Tensor, found: Tensor, cold: bool) -> Tensor:
-    """The slots (N, K, 3) at the start of a step. Where none is lacking, corners that are no longer near stay, since they weigh nothing.
-
-    Crossings do not: lines of edges that are past each other would keep bodies where they are not. Nor do they in a cold start, in which
-    impulses do not fade.
-    """
-    before, new = _keys(old), _keys(found)
-    same = before[:, :, None] == new[:, None, :]
-    lacking = ((new >= 0) & ~same.any(1)).any()
-    past = ((old[..., 0] == CROSSING) & ~same.any(-1)).any()
-    return _merge(old, found) if cold or bool(lacking | past) else old
-
-
-def _merge(old: Tensor, found: Tensor, keep: bool = False) -> Tensor:
-    """The terms found (N, K, 3), each in the slot that had it before, the others in slots that are free then.
-
-    keep: whether slots that are not needed keep their terms, too. Else they have none.
-    """
-    before, new = _keys(old), _keys(found)
-    stays = (before[:, :, None] == new[:, None, :]).any(-1) & (before >= 0)
-    fresh = (new[:, :, None] != before[:, None, :]).all(-1) & (new >= 0)
-    order = (~fresh).to(torch.int8).argsort(dim=-1, stable=True)  # fresh ones first, the nearest before the others
-    choice = (stays.long() * 2 + (before >= 0).long()).argsort(dim=-1, stable=True)  # slots: empty ones first, then those of other terms
-    rank = torch.empty_like(choice).scatter_(-1, choice, torch.arange(choice.shape[-1]).expand_as(choice))
-    taken = torch.gather(order, 1, rank.clamp_max(order.shape[-1] - 1))
-    enters = torch.gather(found, 1, taken[..., None].expand_as(found))
-    free = ~stays & (rank < fresh.sum(-1, keepdim=True))
-    rest = old if keep else torch.where(stays[..., None], old, NONE)
-    return torch.where(free[..., None], enters, rest)

@@ -48,11 +48,13 @@ class Attempts(enum.Enum):
     """The attempts of `solve_step`.
 
     ALL: of a step as it is called, and of halves of a step that is too fast.
+    FIRST: of steps whose caller has other means where they fail: without continuation.
     RESCUE: of parts of a step whose attempts have failed. They start from less, end sooner, and may be split again.
     LAST: continuation alone, where the rescue has failed, too.
     """
 
     ALL = "all"
+    FIRST = "first"
     RESCUE = "rescue"
     LAST = "last"
 

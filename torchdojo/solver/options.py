@@ -161,6 +161,7 @@ class SolverOptions:
         max_halvings: maximum number of times that a step without a solution is split into two of half its length (0: never).
         max_total_iterations: maximum of Newton iterations of a step in all attempts, those at both halves of a split step included. Steps
             that are split because a body spins too fast are no failed attempts: each of their halves may take what is left to the step.
+            Steps with near contacts are solved up to 8 times, and each solve may take as many; so may their halves, all together.
         depenetration_speed: largest speed at which contacts that start a step deep inside a surface come out [m/s]; see `Contact.gap`. It
             acts below a depth of speed times timestep, and changes no bit elsewhere. A contact's own `recovery_speed` replaces it, and a
             contact with `stiffness` has none. Joints that start outside their limits come back at this speed, too, in m/s and in rad/s,

@@ -5,7 +5,9 @@ an impulse of `LEAST_WEIGHT` or more in a step. A lighter one is thrown far away
 the file's units, finds no solution from there. Its levels are smaller in proportion to the weight.
 
 Impulses of near contacts fade with the gap. Products of 1e-2 hold bodies centimetres apart, where no near term acts. So attempts on the
-path start from the product m d²/h of gaps d that the step can close.
+path start from the product m d²/h of gaps d that the step can close. Solves in which nothing fades yet start from it, too: their solutions
+are starts of those in which it does. With the total mass in place of the mean, 9 of 150 steps of dominoes were taken in halves; with the
+mean, 3; and with it in both kinds of solves, 1.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ double fading_level(const Problem<T> &problem, int lane, double level, double ka
     level = start_level(problem, lane, level, kappa);
     const bool near = std::any_of(m.pairs.begin(), m.pairs.end(), [&](const PairTable &pair) {
         const T *slot = &problem.parameters[pair.shape_a];
-        return pair.cores[0] && get(slot[0], lane) >= 0.0 && get(slot[parameter::slot::fading], lane) > 0.0;
+        return pair.cores[0] && get(slot[0], lane) >= 0.0;
     });
     if (!near) return level;
     double mass = 0.0, fastest = 0.0;

@@ -1,0 +1,158 @@
+"""The slots of pairs of shapes that touch at near terms (engine/near_set.py): their terms, and which of them come and go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo.elements.near_contact import NearContact
+from torchdojo.geometry.near_terms import CROSSING, NOTHING, REACH, all_terms, near_term
+from torchdojo.parameters import warn_user
+from torchdojo.state.layout import STATE_SIZE
+from torchdojo.structure import Structure
+
+__all__ = [
+    "NONE", "NearPair", "begin", "forget_other_terms", "keep", "keys", "merge", "near_pairs", "present", "put", "search_in_torch", "travel",
+    "warn_of_overflow",
+]  # fmt: skip
+
+BASE = 1 << 20  # more than a shape has features
+NONE = torch.tensor((float(NOTHING), 0.0, 0.0), dtype=torch.float64)  # the term of an empty slot
+
+
+class NearPair(NamedTuple):
+    """A pair of convex shapes: its slots, by the number of their first contact, and the numbers of both bodies (−1: the world)."""
+
+    slots: list[NearContact]
+    contact: int
+    bodies: tuple[int, int]
+
+
+def near_pairs(structure: Structure) -> list[NearPair]:
+    """The pairs of a mechanism that touch at near terms, in the order of their first contacts."""
+    number = {name: i for i, name in enumerate(structure.bodies)}
+    pairs: dict[tuple[object, ...], NearPair] = {}
+    for i, contact in enumerate(structure.contacts.values()):
+        if isinstance(contact, NearContact):
+            key = (contact.body, contact.other, *map(id, contact.shapes))
+            bodies = number[contact.body], -1 if contact.other is None else number[contact.other]
+            pairs.setdefault(key, NearPair([], i, bodies)).slots.append(contact)
+    return list(pairs.values())
+
+
+def forget_other_terms(contacts: Iterable[object], lead: torch.Size) -> None:
+    """Empty the slots that have terms of another batch than that of the dimensions `lead`."""
+    for slot in contacts:
+        if isinstance(slot, NearContact) and slot.term.shape[:-1] not in (lead, ()):
+            slot.term = NONE.clone()
+
+
+def warn_of_overflow(pair: NearPair, most: int) -> None:
+    slot = pair.slots[0]
+    warn_user(
+        f"near contacts of {slot.body!r} and {slot.other or 'world'!r}: got {most} terms within {1e3 * REACH:g} mm; allowed: as many "
+        f"as slots, {len(pair.slots)}, so the status of such steps is MAX_ITERATIONS; give near_contacts(..., slots={most + 2})"
+    )
+
+
+def keep(slots: Sequence[NearContact], terms: Tensor) -> None:
+    """Give slots their terms (..., K, 3), those of the last step, where they have others."""
+    before = [slot.term for slot in slots]
+    if all([term.shape == before[0].shape for term in before]) and before[0].shape == terms.shape[:-2] + terms.shape[-1:]:
+        changed = (torch.stack(before, -2) != terms).any(-1).reshape(-1, len(slots)).any(0).nonzero().squeeze(-1).tolist()
+    else:
+        changed = list(range(len(slots)))
+    for k in changed:
+        slots[k].term = terms[..., k, :].contiguous()
+
+
+def present(pair: NearPair, lead: torch.Size) -> Tensor:
+    """The terms that the slots have, (N, K, 3); none where they belong to another batch."""
+    terms = [slot.term.detach() for slot in pair.slots]
+    if any(term.shape[:-1] != lead for term in terms):
+        return NONE.expand(lead.numel(), len(terms), 3)
+    return torch.stack([term.reshape(-1, 3) for term in terms], 1)
+
+
+def put(pair: NearPair, terms: Tensor, fading: float) -> None:
+    """Give slots their terms (..., K, 3). Slots that have them stay as they are, so that packed parameters are used again."""
+    for slot, term in zip(pair.slots, terms.unbind(-2), strict=True):
+        if slot.term.shape != term.shape or not torch.equal(slot.term, term):
+            slot.term = term.contiguous()
+        if float(slot.fading) != fading:
+            slot.fading = torch.tensor(fading, dtype=torch.float64)
+
+
+def travel(pair: NearPair, z: Tensor, timestep: Tensor) -> Tensor:
+    """How far points of the pair may come nearer in a step (N,) [m], at the speeds before it."""
+    velocity, way = torch.zeros(len(z), 3, dtype=torch.float64), torch.zeros(len(z), dtype=torch.float64)
+    for body, shape, sign in zip(pair.bodies, pair.slots[0].shapes, (1, -1), strict=True):
+        if body >= 0:
+            state = z[:, STATE_SIZE * body : STATE_SIZE * (body + 1)]
+            extent = torch.linalg.vector_norm(shape.vertices, dim=-1).max() + shape.radius
+            velocity = velocity + sign * state[:, 3:6]
+            way = way + extent * torch.linalg.vector_norm(state[:, 10:13], dim=-1)
+    way = way + torch.linalg.vector_norm(velocity, dim=-1)
+    return way * timestep.detach().reshape(-1).expand(len(z))
+
+
+def search_in_torch(pair: NearPair, z: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
+    """The search of `NearSteps` without the kernel."""
+    a, b = pair.slots[0].shapes
+    terms = all_terms(a, b).double()
+    one = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
+    poses = []
+    for body in pair.bodies:
+        state = z[:, STATE_SIZE * body : STATE_SIZE * (body + 1)] if body >= 0 else None
+        x, q = (z.new_zeros(len(z), 3), one.expand(len(z), 4)) if state is None else (state[:, :3], state[:, 6:10])
+        poses.append((x[:, None].expand(-1, len(terms), 3), q[:, None].expand(-1, len(terms), 4)))
+    found = near_term(a, b, poses[0], poses[1], terms.expand(len(z), -1, 3), False)
+    gap = torch.where(found.possible, found.gap, torch.inf)
+    near = torch.maximum(gap, found.line) < reach[:, None]  # a blended gap of lines that are far apart is no sign that they come near
+    least, order = torch.where(near, gap, torch.inf).sort(dim=-1, stable=True)
+    slots = len(pair.slots)
+    order, least = order[:, :slots], least[:, :slots]
+    chosen = torch.where(torch.isfinite(least)[..., None], terms[order], float(NOTHING))
+    if chosen.shape[1] < slots:
+        chosen = torch.cat((chosen, chosen.new_full((len(z), slots - chosen.shape[1], 3), float(NOTHING))), 1)
+    return chosen, near.sum(-1)
+
+
+def keys(terms: Tensor) -> Tensor:
+    """A number for each term (..., 3); −1 for none."""
+    kind, first, second = terms.long().unbind(-1)
+    return torch.where(kind < 0, -1, (kind * BASE + first) * BASE + second)
+
+
+def begin(old: Tensor, found: Tensor, cold: bool) -> Tensor:
+    """The slots (N, K, 3) at the start of a step. Where none is lacking, corners that are no longer near stay, since they weigh nothing.
+
+    Crossings do not: lines of edges that are past each other would keep bodies where they are not. Nor do they in a cold start, in which
+    impulses do not fade.
+    """
+    before, new = keys(old), keys(found)
+    same = before[:, :, None] == new[:, None, :]
+    lacking = ((new >= 0) & ~same.any(1)).any()
+    past = ((old[..., 0] == CROSSING) & ~same.any(-1)).any()
+    return merge(old, found) if cold or bool(lacking | past) else old
+
+
+def merge(old: Tensor, found: Tensor, keep_others: bool = False) -> Tensor:
+    """The terms found (N, K, 3), each in the slot that had it before, the others in slots that are free then.
+
+    keep_others: whether slots that are not needed keep their terms, too. Else they have none.
+    """
+    before, new = keys(old), keys(found)
+    stays = (before[:, :, None] == new[:, None, :]).any(-1) & (before >= 0)
+    fresh = (new[:, :, None] != before[:, None, :]).all(-1) & (new >= 0)
+    order = (~fresh).to(torch.int8).argsort(dim=-1, stable=True)  # fresh ones first, the nearest before the others
+    choice = (stays.long() * 2 + (before >= 0).long()).argsort(dim=-1, stable=True)  # slots: empty ones first, then those of other terms
+    rank = torch.empty_like(choice).scatter_(-1, choice, torch.arange(choice.shape[-1]).expand_as(choice))
+    taken = torch.gather(order, 1, rank.clamp_max(order.shape[-1] - 1))
+    enters = torch.gather(found, 1, taken[..., None].expand_as(found))
+    free = ~stays & (rank < fresh.sum(-1, keepdim=True))
+    rest = old if keep_others else torch.where(stays[..., None], old, NONE)
+    return torch.where(free[..., None], enters, rest)
