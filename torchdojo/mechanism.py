@@ -25,6 +25,7 @@ from torchdojo.engine.feedback import Given
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalPolicy, MinimalTrajectory
 from torchdojo.engine.never_touching import never_touching
+from torchdojo.engine.passive_forces import PassiveForces
 from torchdojo.engine.penetration import warn_of_ground, warn_of_penetration
 from torchdojo.engine.periods import check_repeat, law_of
 from torchdojo.engine.requests import refuse_jacobian, request_of
@@ -92,6 +93,7 @@ class Mechanism(TendonSpace, Sensing):
     scenery: tuple[Visual, ...] = ()  #: solids of the world that are only drawn, world frame
     load_report: Any = None  #: what the reader of a robot file did with its content (`torchdojo.io.LoadReport`)
     drives: Drives | None = None  #: actuators with activations, or on tendons and sites, of a file or of the user's own
+    passive: PassiveForces | None = None  #: drag and compensation of gravity of a file, which act as ``wrench=mech.passive``
     part_names: tuple[str, ...] = ()  #: of a scene: the mechanisms and bodies that `td.combine` put together
 
     def __init__(
