@@ -42,6 +42,7 @@ from torchdojo.engine.contact_report import ContactReport, TouchingPair
 from torchdojo.engine.drives import Drive, Drives
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalTrajectory
+from torchdojo.engine.passive_forces import PassiveForces, PassivePart
 from torchdojo.engine.schedules import KappaSchedule
 from torchdojo.geometry import terrain
 from torchdojo.geometry.closest import distance
@@ -101,6 +102,8 @@ __all__ = [
     "MinimalTrajectory",
     "NonlinearContact",
     "Orbital",
+    "PassiveForces",
+    "PassivePart",
     "Planar",
     "PlanarAxis",
     "PlanarFree",

@@ -25,10 +25,11 @@ from torchdojo.engine.feedback import Given
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalPolicy, MinimalTrajectory
 from torchdojo.engine.never_touching import never_touching
+from torchdojo.engine.passive_forces import PassiveForces
 from torchdojo.engine.penetration import warn_of_ground, warn_of_penetration
 from torchdojo.engine.periods import check_repeat, law_of
 from torchdojo.engine.requests import refuse_jacobian, request_of
-from torchdojo.engine.rollout import FeedbackCall, Plan, Policy, Trajectory, rollout, rollout_feedback, segment_length
+from torchdojo.engine.rollout import FeedbackCall, Plan, Policy, Trajectory, check_wrench, rollout, rollout_feedback, segment_length
 from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.visuals import Visual
 from torchdojo.geometry.world import World
@@ -92,6 +93,7 @@ class Mechanism(TendonSpace, Sensing):
     scenery: tuple[Visual, ...] = ()  #: solids of the world that are only drawn, world frame
     load_report: Any = None  #: what the reader of a robot file did with its content (`torchdojo.io.LoadReport`)
     drives: Drives | None = None  #: actuators with activations, or on tendons and sites, of a file or of the user's own
+    passive: PassiveForces | None = None  #: drag and compensation of gravity of a file, which act as ``wrench=mech.passive``
     part_names: tuple[str, ...] = ()  #: of a scene: the mechanisms and bodies that `td.combine` put together
 
     def __init__(
@@ -188,7 +190,8 @@ class Mechanism(TendonSpace, Sensing):
         repeat: int = 1,
         warm_start: Tensor | None = None,
         keep_solutions: bool = False,
-        wrench: Tensor | None = None,
+        wrench: Tensor | Policy | None = None,
+        wrenches: Tensor | None = None,
         adaptive: bool | AdaptiveOptions = False,
         grad_kappa: float | Tensor | None = None,
         checkpoint: bool | int = False,
@@ -201,7 +204,8 @@ class Mechanism(TendonSpace, Sensing):
             ctrl: instead of u, controls as in `step`, (..., T, number of actuators), or a policy z -> ctrl with `steps`.
             steps: T, the number of periods. repeat: steps of each period, as in `step`. A policy is asked once per period.
             warm_start: as in `step`, for the first step. keep_solutions: return the solutions of all periods, not of the last one alone.
-            wrench: as in `step`, held over the rollout.
+            wrench: as in `step`, held over the rollout; or a function z -> (..., 6 nb) of the state, wind or drag say, which is called at
+                the start of each period. wrenches: instead, (..., T, 6 nb) of the periods. Both take a call of the kernel for each period.
             adaptive: split steps with an impact, per environment (engine/adaptive.py); True means `td.AdaptiveOptions()`. `substeps` counts
                 the substeps, and `impulses` are their sums. `iterations` sums over all trials: three steps at least. Gradients pass through
                 the substeps taken. This does not work inside `torch.func` transforms or `torch.compile`.
@@ -213,7 +217,8 @@ class Mechanism(TendonSpace, Sensing):
                 environment is given up: it keeps its state, and its other steps get the status of that one. With inputs in tensors.
 
         Raises:
-            ValueError: `steps` missing, or different from the length of u; `adaptive` with an option that it excludes.
+            ValueError: `steps` missing, or different from the length of u; `adaptive` with an option that it excludes; both `wrench` and
+                `wrenches`, or wrenches of another shape.
         """
         law = law_of(self, u, ctrl)
         given, name, size = (u, "u", self.num_inputs) if law is None else (ctrl, "ctrl", len(law))
@@ -232,12 +237,13 @@ class Mechanism(TendonSpace, Sensing):
             self.check_tensor("warm_start", warm_start, self.layout.num_unknowns, visiting(self, z))
         careful = adaptive_options(adaptive)
         self.check_state(z, like=visiting(self, z))
+        check_wrench(self, z, given, wrench, wrenches, steps)
         length = segment_length(checkpoint, steps)
         self._warn_of_penetration(z)
         z, request = request_of(self.backends.system, self.options, z, grad_kappa, repeat=check_repeat(repeat), budget=budget)
         if careful and (grad_kappa is not None or request.options.randomized is not None):
             raise ValueError("rollout(adaptive=...): goes neither with grad_kappa= of the call nor with gradient_mode='randomized'")
-        plan = Plan(wrench, careful, length, law, keep_solutions)
+        plan = Plan(wrench, wrenches, careful, length, law, keep_solutions)
         return rollout(self.backends, request, z, given, steps, warm_start, plan)
 
     def _warn_of_penetration(self, z: Tensor) -> None:

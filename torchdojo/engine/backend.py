@@ -106,15 +106,25 @@ class Stepper(abc.ABC):
         """The periods of a feedback law, without a graph. given: z has the batch dimensions of all, u is that of the law."""
         return self.follow(law.at, law.inputs.shape[-2], given, keep_solutions)
 
-    def follow(self, policy: Callable[[int, Tensor], Tensor], steps: int, given: StepInputs, keep_solutions: bool = False) -> Trajectory:
-        """Periods one by one, each warm-started from the one before. policy: (number of the period, z) -> its u. given.u is not read."""
-        z, _, wrench, warm = given
+    def follow(
+        self,
+        policy: Callable[[int, Tensor], Tensor],
+        steps: int,
+        given: StepInputs,
+        keep_solutions: bool = False,
+        wrench: Callable[[int, Tensor], Tensor | None] | None = None,
+    ) -> Trajectory:
+        """Periods one by one, each warm-started from the one before. given.u is not read.
+
+        policy: (number of the period, z) -> its u. wrench: the same for a wrench, in place of the one that is given.
+        """
+        z, _, held, warm = given
         states, inputs = [z], []
         outputs: list[StepOutput] = []
         solutions: list[Tensor] = []
         for t in range(steps):
             u = policy(t, z)
-            out = self.step(check_given(self.structure, self.law, z, u, wrench, warm))
+            out = self.step(check_given(self.structure, self.law, z, u, held if wrench is None else wrench(t, z), warm))
             z, warm = out.z, out.solution.detach()
             states.append(z)
             inputs.append(u)

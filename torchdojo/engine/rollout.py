@@ -20,19 +20,25 @@ from torchdojo.engine.periods import Periods, check_repeat, law_of
 from torchdojo.engine.requests import request_of
 from torchdojo.engine.staging import moved
 from torchdojo.gradients.request import Request, StepInputs
-from torchdojo.parameters import broadcast_shapes, transforming
+from torchdojo.parameters import broadcast_shapes, transforming, warn_user
 from torchdojo.solver.options import SolverOptions
+from torchdojo.state.layout import TWIST_SIZE
+from torchdojo.structure import Structure
 
-__all__ = ["FeedbackCall", "Plan", "Policy", "Trajectory", "rollout", "rollout_feedback", "segment_length"]
+__all__ = ["FeedbackCall", "Plan", "Policy", "Trajectory", "check_wrench", "rollout", "rollout_feedback", "segment_length"]
 
-#: Maps z, u, a number of periods and a warm start to the trajectory.
-Run = Callable[[Tensor, Tensor | Policy, int, Tensor | None], Trajectory]
+#: Maps z, u, wrenches of the periods, their number and a warm start to the trajectory.
+Run = Callable[[Tensor, Tensor | Policy, Tensor | None, int, Tensor | None], Trajectory]
 
 
 class Plan(NamedTuple):
-    """The options of a rollout: `length` periods per segment; a law that turns controls into inputs; whether solutions are kept."""
+    """The options of a rollout: `length` periods per segment; a law that turns controls into inputs; whether solutions are kept.
 
-    wrench: Tensor | None
+    wrench: held, or a function of the state at the start of each period. wrenches: (..., T, 6 nb) of the periods, instead.
+    """
+
+    wrench: Tensor | Policy | None
+    wrenches: Tensor | None
     adaptive: AdaptiveOptions | None
     length: int
     law: Actuators | None
@@ -49,23 +55,57 @@ def rollout(
         stepper = backends.visited(request, lambda asked: Periods(AdaptiveSteps(backends, asked.of_a_step, careful), asked.repeat, law))
     else:
         stepper = backends.stepper(request, law)
-    if request.budget and (callable(u) or not stepper.in_one_call or plan.length < steps):
+    varies = callable(plan.wrench) or plan.wrenches is not None
+    if request.budget and (callable(u) or varies or not stepper.in_one_call or plan.length < steps):
         raise ValueError(
-            "rollout(budget=...): only for rollouts that the compiled kernel takes in one call; give inputs as a tensor, without adaptive= "
-            "and checkpoint="
+            "rollout(budget=...): only for rollouts that the compiled kernel takes in one call; give inputs as a tensor, and a wrench that "
+            "is held, without adaptive= and checkpoint="
         )
     if not callable(u):
         zero = torch.zeros(steps, structure.num_inputs, dtype=z.dtype, device=z.device)
-        z, u, wrench, _ = check_given(structure, law, z, zero if u is None else u, plan.wrench)
+        z, u, held, _ = check_given(structure, law, z, zero if u is None else u, None if callable(plan.wrench) else plan.wrench)
     else:
-        wrench = plan.wrench
+        held = None if callable(plan.wrench) else plan.wrench
 
-    def run(z: Tensor, u: Tensor | Policy, steps: int, warm: Tensor | None) -> Trajectory:
-        if isinstance(u, Tensor):
-            return stepper.rollout(StepInputs(z, u, wrench, warm), plan.keep_solutions)
-        return stepper.follow(lambda t, z: u(z), steps, StepInputs(z, z, wrench, warm), plan.keep_solutions)
+    def run(z: Tensor, u: Tensor | Policy, wrenches: Tensor | None, steps: int, warm: Tensor | None) -> Trajectory:
+        if isinstance(u, Tensor) and not varies:
+            return stepper.rollout(StepInputs(z, u, held, warm), plan.keep_solutions)
 
-    return in_segments(run, z, u, steps, plan.length, warm_start, plan.keep_solutions)
+        def wrench(t: int, z: Tensor) -> Tensor | None:
+            if wrenches is not None:
+                return wrenches[..., t, :]
+            return plan.wrench(z) if callable(plan.wrench) else held
+
+        def inputs(t: int, z: Tensor) -> Tensor:
+            return u[..., t, :] if isinstance(u, Tensor) else u(z)
+
+        return stepper.follow(inputs, steps, StepInputs(z, z, None, warm), plan.keep_solutions, wrench)
+
+    return in_segments(run, z, u, plan.wrenches, steps, plan.length, warm_start, plan.keep_solutions)
+
+
+def check_wrench(
+    structure: Structure, z: Tensor, given: object, wrench: Tensor | Policy | None, wrenches: Tensor | None, steps: int
+) -> None:
+    """Raise where both are given, or wrenches have another shape; warn where a wrench has the shape of one for each period.
+
+    Raises:
+        ValueError: both `wrench` and `wrenches`; another shape. TypeError: not a tensor.
+    """
+    if wrenches is not None:
+        if wrench is not None:
+            raise ValueError("rollout: got both wrench= and wrenches=; give one of them")
+        size = TWIST_SIZE * structure.num_bodies
+        structure.check_tensor("wrenches", wrenches, size, visiting(structure, z))
+        if wrenches.ndim < 2 or wrenches.shape[-2] != steps:
+            raise ValueError(f"wrenches: got {tuple(wrenches.shape)}; allowed: (..., {steps}, {size}), one for each period")
+    elif isinstance(wrench, Tensor) and steps > 1 and wrench.ndim > 1 and wrench.shape[-2] == steps:
+        batch = given.shape[:-2] if isinstance(given, Tensor) else ()
+        if z.ndim == 1 and not batch and not transforming():
+            warn_user(
+                f"wrench: got {tuple(wrench.shape)}, which is held over the {steps} periods of as many rollouts; for one rollout with a "
+                "wrench for each period give wrenches="
+            )
 
 
 # -- feedback ----------------------------------------------------------------------------------------------------------------------------
@@ -141,19 +181,29 @@ def segment_length(checkpoint: object, steps: int) -> int:
     return math.isqrt(steps - 1) + 1 if checkpoint is True else checkpoint
 
 
-def in_segments(run: Run, z: Tensor, u: Tensor | Policy, steps: int, length: int, warm: Tensor | None, keep_solutions: bool) -> Trajectory:
+def in_segments(
+    run: Run,
+    z: Tensor,
+    u: Tensor | Policy,
+    wrenches: Tensor | None,
+    steps: int,
+    length: int,
+    warm: Tensor | None,
+    keep_solutions: bool,
+) -> Trajectory:
     """A rollout in segments of `length` periods. Autograd keeps the start of each segment, and runs the segment again in backward.
 
     With segments of √T steps, memory grows as √T for one more forward pass (Griewank and Walther 2008, "Evaluating Derivatives", section
     12.3).
     """
     if length >= steps:
-        return run(z, u, steps, warm)
+        return run(z, u, wrenches, steps, warm)
     pieces: list[Trajectory] = []
     for first in range(0, steps, length):
         count = min(length, steps - first)
         part = u[..., first : first + count, :] if isinstance(u, Tensor) else u
-        path = cast(Trajectory, checkpointed(run, z, part, count, warm, use_reentrant=False))
+        pushed = None if wrenches is None else wrenches[..., first : first + count, :]
+        path = cast(Trajectory, checkpointed(run, z, part, pushed, count, warm, use_reentrant=False))
         # These are copies, since views would keep the whole segment.
         z, warm = path.z[..., -1, :].clone(), path.solution[..., -1, :].clone()
         pieces.append(path)

@@ -120,6 +120,9 @@ def combine(
     driven = [name for name, piece in mechanisms.items() if piece.drives is not None]
     if driven:
         warn_user(f"combine: the drives of {driven} are left out, with their muscles and activations; give the scene td.Drives(scene, ...)")
+    passive = [name for name, piece in mechanisms.items() if piece.passive is not None]
+    if passive:
+        warn_user(f"combine: the passive forces of {passive} are left out, drag and gravity compensation; see td.PassiveForces(scene, ...)")
     add_senses(mech, mechanisms)
     mech.poses = _poses(mech, mechanisms)
     return mech

@@ -25,11 +25,9 @@ COUNTED = {
 
 
 def report_model(compiled: CompiledMjcf, names: Sequence[str], findings: Findings) -> None:
-    """Report on joints, bodies and the medium. `names`: of MJCF bodies."""
+    """Report on joints and bodies. `names`: of MJCF bodies."""
     model, mujoco = compiled.model, import_mujoco()
     _report_joints(model, mujoco, findings)
-    moving = [b for b in range(1, model.nbody) if model.body_weldid[b]]
-    findings.add("ignored", "gravity compensation", [names[b] for b in moving if model.body_gravcomp[b]], "it does not act")
     mocap = [names[b] for b in range(model.nbody) if model.body_mocapid[b] >= 0]
     findings.add(
         "approximated",
@@ -37,10 +35,6 @@ def report_model(compiled: CompiledMjcf, names: Sequence[str], findings: Finding
         mocap,
         "they stay where the file has them; soft joints of the constraints to them move what they lead",
     )
-    if model.opt.density or model.opt.viscosity:
-        medium = f"density {float(model.opt.density):g} kg/m^3, viscosity {float(model.opt.viscosity):g} Pa s"
-        findings.add("ignored", "the medium", medium, "there is no drag")
-        findings.add("ignored", "wind", ["wind"] if np.any(model.opt.wind) else (), "there is no drag")
     findings.add("ignored", "flexible bodies", [f"flex{i}" for i in range(model.nflex)], "they have no counterpart")
     findings.add("ignored", "plugins", [f"plugin{i}" for i in range(model.nplugin)], "they have no counterpart")
     rigid = [i for i in range(model.neq) if not led_by_mocap(model, i)]

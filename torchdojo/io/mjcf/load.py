@@ -15,6 +15,7 @@ from torchdojo.elements.touching import Filter
 from torchdojo.io.meshes import Folders, MeshMode
 from torchdojo.io.mjcf.description import MjcfInfo, read_mjcf
 from torchdojo.io.mjcf.drives import add_drives, driven_tendons
+from torchdojo.io.mjcf.passive import add_passive
 from torchdojo.io.mjcf.sensors import add_sensors
 from torchdojo.io.mjcf.state import keyframes
 from torchdojo.io.mjcf.tendons import add_tendons
@@ -131,7 +132,7 @@ def load_mjcf(
     strings = add_tendons(mech, robot, tendons, driven_tendons(robot))
     _actuate(mech, robot, servos)
     mech.poses.update(keyframes(mech, robot))
-    found = (strings, add_drives(mech, robot), add_sensors(mech, robot))
+    found = (strings, add_drives(mech, robot), add_sensors(mech, robot), add_passive(mech, robot))
     left_out = [entry for findings in found for entry in findings.entries()]
     mech.load_report = LoadReport(robot.path, (*mech.load_report.entries, *left_out))
     announce(mech, strict)
