@@ -3,7 +3,7 @@
 // Each environment chooses the terms of its slots by itself. Those that are to be solved together are one call of the step.
 #pragma once
 
-#include "abi/handle.hpp"
+#include "abi/near_rows.hpp"
 
 namespace torchdojo {
 
@@ -13,24 +13,24 @@ public:
     NearSteps(Handle &handle, const Options &options, const TdRollout &r, const TdNearSteps &near, int64_t first, int64_t last)
         : handle(handle), m(handle.table), pairs(handle.near), options(options), r(r), near(near), first(first), count(last - first),
           width(m.num_parameters + m.num_samples), states(state_size * m.num_bodies), rows(size_t(count * width)),
-          all(size_t(count * pairs.size())), found(all.size(), -1), chosen(all.size()), environments(count), broad(pairs, m.num_bodies),
-          starts(size_t(count) * pairs.pairs.size()), busy(size_t(count) * marks()) {
+          found(size_t(count * pairs.size()), -1), chosen(found.size()), environments(count), broad(pairs, m.num_bodies),
+          starts(size_t(count) * pairs.pairs.size()), busy(size_t(count) * marks()), compact(handle, count), broken(count) {
         for (int64_t n = 0; n < count; ++n) std::copy_n(r.parameters + (first + n) * r.parameter_stride, width, row(n));
         for (const NearPairs::Pair &pair : pairs.pairs) most = std::max(most, pair.count);
-        terms.resize(3 * most), gaps.resize(most), ranks.resize(most), before.resize(most);
-        z.resize(count * states), impulses.resize(count * m.num_impulses), w.resize(count * m.num_unknowns);
-        status.resize(count), iterations.resize(count), substeps.resize(count);
-        warm.resize(w.size());
+        all.resize(most), terms.resize(3 * most), gaps.resize(most), ranks.resize(most), before.resize(most);
+        z.resize(count * states), status.resize(count), iterations.resize(count), substeps.resize(count);
     }
 
     void run() {
+        if (r.steps > 1) impulses.resize(count * m.num_impulses);
+        if (r.w_steps > 1) w.resize(count * m.num_unknowns);
         for (int64_t n = 0; n < count; ++n) {
             int64_t *known = &chosen[n * pairs.size()];
             for (int64_t k = 0; k < pairs.size(); ++k) known[k] = near.known ? key_of(row(n) + pairs.term[k]) : -1;
             for (size_t k = 0; k < pairs.pairs.size(); ++k) mark(n, k);
             near.overflow[2 * (first + n)] = -1;
-            if (r.warm) std::copy_n(r.warm + (first + n) * m.num_unknowns, m.num_unknowns, warm_of(n));
-            environments[n].warm = r.warm != nullptr;
+            find_broken(n);
+            environments[n].warm = environments[n].given = r.warm != nullptr;
         }
         for (int64_t t = 0; t < r.steps; ++t) step(t);
     }
@@ -38,6 +38,7 @@ public:
     // Gradients through the steps, from the last to the first. The terms, states and solutions of all steps are kept.
     void backward(double kappa, const TdGradient &g) {
         const int64_t nu = m.num_inputs, ni = m.num_impulses, nw = m.num_unknowns, nb6 = 6 * m.num_bodies;
+        impulses.resize(count * ni), w.resize(count * nw);
         std::vector<double> start(count * states), end(start.size()), along(start.size()), by_z(start.size()), by_u(count * nu),
             by_wrench(g.grad_wrench ? count * nb6 : 0), by_impulses(g.grad_impulses ? count * ni : 0), inputs(r.u ? count * nu : 0);
         if (g.grad_wrench) std::fill_n(g.grad_wrench + first * nb6, count * nb6, 0.0);
@@ -79,7 +80,7 @@ private:
     static constexpr int64_t base = int64_t(1) << 20;  // more than a shape has features
 
     struct Environment {
-        bool warm, cold, fresh, restarted, bad, sound;
+        bool warm, cold, fresh, restarted, bad, sound, given;  // given: its start is that of the call
     };
     Handle &handle;
     const MechanismTable &m;
@@ -89,14 +90,16 @@ private:
     const TdNearSteps &near;
     const int64_t first, count, width, states;
     std::vector<double> rows;  // parameters of each environment, with the terms of its slots
-    std::vector<int64_t> all, found, chosen;  // terms as numbers (`key`): those near at the start, and those of the slots
+    std::vector<int64_t> all, found, chosen;  // terms as numbers (`key`): of a pair; those near at the start, and those of the slots
     std::vector<Environment> environments;
     const bool many = r.environments > 1;  // lanes for all solves, also of one: bits do not depend on the others of a block
     BroadPhase broad;
     NearSearch near_search;
     std::vector<NearStart> starts;  // of each environment and pair
     std::vector<uint8_t> busy;  // of each environment and pair: whether it has terms, near ones or in slots
-    std::vector<double> z, impulses, w, warm, terms, gaps;
+    NearRows compact;
+    std::vector<std::vector<int64_t>> broken;  // of each environment: slots with numbers that are not finite
+    std::vector<double> z, impulses, w, terms, gaps;
     std::vector<int64_t> status, iterations, substeps, active, cold, before;
     std::vector<int32_t> ranks;
     int32_t most = 1;
@@ -105,7 +108,9 @@ private:
     std::vector<int64_t> out_counts;
 
     double *row(int64_t n) { return &rows[n * width]; }
-    double *warm_of(int64_t n) { return &warm[n * m.num_unknowns]; }
+    // The last solution and impulses of an environment, in the memory of the results where they are those of one step.
+    double *w_of(int64_t n) { return r.w_steps > 1 ? &w[n * m.num_unknowns] : r.w + (first + n) * m.num_unknowns; }
+    double *impulses_of(int64_t n) { return (r.steps > 1 ? impulses.data() : r.impulses + first * m.num_impulses) + n * m.num_impulses; }
     const double *before_step(int64_t at, int64_t t) const {
         return t ? r.z + at * r.z_stride + (t - 1) * states : r.z0 + at * r.z0_stride;
     }
@@ -145,7 +150,6 @@ private:
                 if (environments[n].cold) cold.push_back(n);
             // Without a start, impulses begin at gaps wider than the reach, where they would act on nothing.
             solve(cold, t, 0.0, false);
-            for (const int64_t n : cold) std::copy_n(&w[n * m.num_unknowns], m.num_unknowns, warm_of(n));
             solve(active, t, 1.0, true);
             size_t left = 0;
             for (const int64_t n : active)
@@ -179,7 +183,7 @@ private:
                 overflows = true;
                 near.overflow[2 * (first + n)] = pair.contact, near.overflow[2 * (first + n) + 1] = terms_found;
             }
-            int64_t *to = &all[n * pairs.size() + pair.first];
+            int64_t *to = all.data();
             take(pair, terms_found, to);
             bool lacking = false;
             for (int32_t k = 0; k < pair.count && to[k] >= 0; ++k) lacking |= !has(own + pair.first, pair.count, to[k]);
@@ -188,7 +192,6 @@ private:
         e.bad = lacks || overflows || (!e.sound && free);
         if (!lacks || overflows) return false;
         e.cold = false;
-        std::copy_n(&w[n * m.num_unknowns], m.num_unknowns, warm_of(n));
         return true;
     }
 
@@ -197,54 +200,89 @@ private:
         Environment &e = environments[n];
         if (e.bad) {
             std::copy_n(before_step(at, t), states, &z[n * states]);
-            std::fill_n(&impulses[n * ni], ni, 0.0);
+            std::fill_n(impulses_of(n), ni, 0.0), compact.forget(n);
             status[n] = std::max<int64_t>(status[n], max_iterations);
         }
         std::copy_n(&z[n * states], states, r.z + at * r.z_stride + t * states);
-        std::copy_n(impulses.data() + n * ni, ni, r.impulses + place * ni);
-        std::copy_n(&w[n * nw], nw, r.w + (at * r.w_steps + (r.w_steps > 1 ? t : 0)) * nw);
+        if (r.steps > 1) std::copy_n(impulses_of(n), ni, r.impulses + place * ni);
+        if (r.w_steps > 1) std::copy_n(w_of(n), nw, r.w + (at * r.w_steps + t) * nw);
         r.status[place] = status[n], r.iterations[place] = iterations[n], r.substeps[place] = substeps[n];
-        double *to = near.terms + (at * near.stored + (near.stored > 1 ? t : 0)) * 3 * pairs.size();
-        for (int64_t k = 0; k < pairs.size(); ++k) std::copy_n(row(n) + pairs.term[k], 3, to + 3 * pairs.place[k]);
-        if (t + 1 < r.steps) std::copy_n(&w[n * nw], nw, warm_of(n));
         e.warm = true;
+        if (near.stored == 1 && t + 1 < r.steps) return;
+        double *to = near.terms + (at * near.stored + (near.stored > 1 ? t : 0)) * 3 * pairs.size();
+        for (int64_t k = 0; k < pairs.size(); ++k) put_term(chosen[n * pairs.size() + k], to + 3 * pairs.place[k]);
+    }
+
+    // Slots with numbers that are not finite count as slots with terms.
+    void find_broken(int64_t n) {
+        double sum = 0.0;
+        for (int64_t k = 0; k < width; ++k) sum += row(n)[k];
+        if (std::isfinite(sum)) return;
+        for (int64_t k = 0; k < pairs.size(); ++k)
+            if (handle.slots.is_broken(row(n), handle.slots.ranked(handle.ranks[k]))) broken[n].push_back(k);
+    }
+
+    // The slots of an environment that have terms.
+    void list(int64_t n) {
+        std::vector<int32_t> &ranks = compact.filled[n];
+        const int64_t *own = &chosen[n * pairs.size()];
+        ranks.clear();
+        for (size_t p = 0; p < pairs.pairs.size(); ++p) {
+            if (!busy[n * marks() + p]) continue;
+            const NearPairs::Pair &pair = pairs.pairs[p];
+            for (int32_t k = pair.first; k < pair.first + pair.count; ++k)
+                if (own[k] >= 0) ranks.push_back(handle.ranks[k]);
+        }
+        for (const int64_t k : broken[n])
+            if (own[k] < 0) ranks.push_back(handle.ranks[k]);
+        std::sort(ranks.begin(), ranks.end());
     }
 
     // Solves a step of these environments, with the terms of their slots.
     void solve(const std::vector<int64_t> &which, int64_t t, double fading, bool from_warm) {
-        const int64_t size = int64_t(which.size()), nu = m.num_inputs, nb6 = 6 * m.num_bodies, ni = m.num_impulses, nw = m.num_unknowns;
-        if (!size) return;
-        const bool whole = size == count;
-        if (!whole) some_rows.resize(size * width);
+        for (const int64_t n : which) list(n);
+        for (size_t start = 0, end; start < which.size(); start = end) {
+            end = compact.choose(which, start);
+            solve_together(&which[start], int64_t(end - start), t, fading, from_warm);
+        }
+    }
+
+    // The same of environments that share a part of the mechanism.
+    void solve_together(const int64_t *which, int64_t size, int64_t t, double fading, bool from_warm) {
+        const std::shared_ptr<Handle> part = handle.part(compact.kept);
+        const int64_t nu = m.num_inputs, nb6 = 6 * m.num_bodies, own_ni = part->table.num_impulses, own_nw = part->table.num_unknowns;
+        const int64_t own_width = part->table.num_parameters + part->table.num_samples;
+        some_rows.resize(size * own_width), some_warm.resize(size * own_nw), out_w.resize(size * own_nw);
         some_z.resize(size * states), some_u.resize(size * nu), some_wrench.resize(size * nb6);
-        if (!whole) some_warm.resize(size * nw), out_w.resize(size * nw);
-        out_z.resize(size * states), out_impulses.resize(size * ni), out_counts.resize(3 * size);
+        out_z.resize(size * states), out_impulses.resize(size * own_ni), out_counts.resize(3 * size);
         for (int64_t i = 0; i < size; ++i) {
             const int64_t n = which[i], at = first + n;
-            for (int64_t k = 0; k < pairs.size(); ++k) {
-                double *slot = row(n) + pairs.term[k];
-                const int64_t own = chosen[n * pairs.size() + k];
-                if (own >= 0 || slot[0] >= 0) put_term(own, slot);
-                slot[parameter::slot::fading] = fading;
-            }
-            if (!whole) std::copy_n(row(n), width, &some_rows[i * width]);
+            compact.arrange(n);
+            compact.gather_parameters(row(n), &some_rows[i * own_width], [&](int32_t rank, double *term) {
+                put_term(chosen[n * pairs.size() + handle.near_of[rank]], term);
+                term[parameter::slot::fading] = fading;
+            });
             std::copy_n(before_step(at, t), states, &some_z[i * states]);
             if (r.u) std::copy_n(r.u + (at * r.steps + t) * nu, nu, some_u.data() + i * nu);
             if (r.wrench) std::copy_n(r.wrench + at * nb6, nb6, &some_wrench[i * nb6]);
-            if (from_warm && !whole) std::copy_n(warm_of(n), nw, &some_warm[i * nw]);
+            if (from_warm)
+                compact.gather(Slots::unknowns, environments[n].given ? r.warm + at * m.num_unknowns : w_of(n), &some_warm[i * own_nw]);
         }
-        TdRollout one = call(whole ? rows.data() : some_rows.data(), size, some_z.data(), r.u ? some_u.data() : nullptr);
+        TdRollout one = call(some_rows.data(), size, some_z.data(), r.u ? some_u.data() : nullptr);
+        one.parameter_stride = own_width;
         if (r.wrench) one.wrench = some_wrench.data();
-        if (from_warm) one.warm = whole ? warm.data() : some_warm.data();
-        one.z = out_z.data(), one.impulses = out_impulses.data(), one.w = whole ? w.data() : out_w.data();
+        if (from_warm) one.warm = some_warm.data();
+        one.z = out_z.data(), one.impulses = out_impulses.data(), one.w = out_w.data();
         one.status = &out_counts[0], one.iterations = &out_counts[size], one.substeps = &out_counts[2 * size];
-        handle.forward(many, options, one, 0, size);
+        part->forward(size > 1, options, one, 0, size);
         for (int64_t i = 0; i < size; ++i) {
             const int64_t n = which[i];
             std::copy_n(&out_z[i * states], states, &z[n * states]);
-            std::copy_n(out_impulses.data() + i * ni, ni, impulses.data() + n * ni);
-            if (!whole) std::copy_n(&out_w[i * nw], nw, &w[n * nw]);
             status[n] = out_counts[i], iterations[n] = out_counts[size + i], substeps[n] = out_counts[2 * size + i];
+            compact.arrange(n);
+            compact.scatter(n, row(n), options.kappa, status[n] == success, &out_w[i * own_nw], out_impulses.data() + i * own_ni, w_of(n),
+                            impulses_of(n));
+            environments[n].given = false;
         }
     }
 
