@@ -39,7 +39,7 @@ from torchdojo.engine.near_slots import (
     warn_of_overflow,
 )  # fmt: skip
 from torchdojo.engine.reference import Reference
-from torchdojo.geometry.near_terms import PASSES, REACH
+from torchdojo.geometry.near_terms import NOTHING, PASSES, REACH
 from torchdojo.gradients.batching import flatten_batch
 from torchdojo.gradients.checks import check_solved
 from torchdojo.gradients.reference_step import StepOutput
@@ -279,13 +279,23 @@ class NearSteps(Backend):
             cold, given = False, given._replace(warm=out.solution.detach())
         for kept, terms in zip(self._chosen, chosen, strict=True):
             kept[part.rows] = terms
-        out = out._replace(iterations=made.reshape(lead))
+        out = out._replace(iterations=made.reshape(lead), impulses=self._of_terms(out.impulses, chosen))
         failed = (bad | overflow).reshape(lead)
         if not bool(failed.any()):
             return out, overflow
         kept_z, none = torch.where(failed[..., None], z.detach(), out.z), torch.where(failed[..., None], 0.0, out.impulses)
         late = torch.where(failed, int(Status.MAX_ITERATIONS), int(Status.SUCCESS)).to(out.status)
         return out._replace(z=kept_z, impulses=none, status=torch.maximum(out.status, late)), overflow
+
+    def _of_terms(self, impulses: Tensor, chosen: list[Tensor]) -> Tensor:
+        """The impulses (..., ni) with zero for those of empty slots, which act on nothing."""
+        layout, contacts = self.structure.impulse_layout, self.structure.named_contacts()
+        place = {id(contact): layout[f"contacts.{name}"] for name, contact in contacts.items()}
+        acts = torch.ones(impulses.shape[:-1].numel(), impulses.shape[-1], dtype=torch.bool)
+        for pair, terms in zip(self.pairs, chosen, strict=True):
+            for slot, kind in zip(pair.slots, terms[..., 0].unbind(-1), strict=True):
+                acts[:, place[id(slot)]] = (kind != NOTHING)[:, None]
+        return torch.where(acts.reshape(impulses.shape), impulses, 0.0)
 
     def _pierced(self, start: Tensor, out: StepOutput, of: Tensor, timestep: Tensor) -> Tensor:
         """Which of these environments (n,) a step leads through each other."""

@@ -36,8 +36,11 @@ class Handle {
 public:
     const MechanismTable table;
     const NearPairs near;
+    const Slots slots;
+    const std::vector<int32_t> ranks, near_of;  // ranks of the slots of the pairs, in their order; the slot of each rank
 
-    Handle(const int32_t *table, const int32_t *schedule) : table(Tables(table), schedule), near(this->table), slots(this->table) {}
+    Handle(const int32_t *table, const int32_t *schedule)
+        : table(Tables(table), schedule), near(this->table), slots(this->table), ranks(slots.ranks(near.term)), near_of(inverse(ranks)) {}
 
     int64_t lanes() const { return narrower ? torchdojo::lanes<Narrow> : pack_lanes; }
 
@@ -100,12 +103,23 @@ public:
     }
     void map(bool in_lanes, const TdMap &m, int64_t first, int64_t last) { in_lanes ? many.map(m, first, last) : one.map(m, first, last); }
 
+    // The mechanism with `kept` slots of each group.
+    std::shared_ptr<Handle> part(const std::vector<int32_t> &kept) {
+        std::lock_guard<std::mutex> lock(mutex);
+        auto found = std::find_if(parts.begin(), parts.end(), [&](const Part &part) { return part.kept == kept; });
+        if (found == parts.end()) {
+            if (parts.size() == most_parts) parts.pop_back();
+            found = parts.insert(parts.begin(), {kept, std::shared_ptr<Handle>(new Handle(slots, kept))});
+        }
+        parts.splice(parts.begin(), parts, found);
+        return parts.front().handle;
+    }
+
 private:
     Worker<double> one{table};
     Worker<Pack> many{table};
     Worker<Narrow> narrow{table};
     const bool narrower = is_narrow(table);  // whether rollouts and their gradients use `narrow` in place of `many`
-    const Slots slots;
 
     static constexpr size_t most_parts = 64;  // that are kept, each with its memory
     struct Part {
@@ -117,19 +131,14 @@ private:
 
     Handle(const Slots &whole, const std::vector<int32_t> &kept) : table(whole.part(kept)), near(table, false), slots(this->table, false) {}
 
+    static std::vector<int32_t> inverse(const std::vector<int32_t> &order) {
+        std::vector<int32_t> result(order.size());
+        for (size_t k = 0; k < order.size(); ++k) result[order[k]] = int32_t(k);
+        return result;
+    }
+
     // Solutions that a law of feedback starts from have numbers of all slots.
     bool has_parts(const TdRollout &r) const { return slots.some() && !r.feedback; }
-
-    std::shared_ptr<Handle> part(const std::vector<int32_t> &kept) {
-        std::lock_guard<std::mutex> lock(mutex);
-        auto found = std::find_if(parts.begin(), parts.end(), [&](const Part &part) { return part.kept == kept; });
-        if (found == parts.end()) {
-            if (parts.size() == most_parts) parts.pop_back();
-            found = parts.insert(parts.begin(), {kept, std::shared_ptr<Handle>(new Handle(slots, kept))});
-        }
-        parts.splice(parts.begin(), parts, found);
-        return parts.front().handle;
-    }
 
     // Calls f(part, rows of environments) for environments first … last, as many at a time as fit into one part.
     template <class F>

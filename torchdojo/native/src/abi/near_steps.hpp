@@ -4,8 +4,8 @@
 // a solution, or with another one than the motion, is taken in halves, each with terms of its own.
 #pragma once
 
-#include "abi/handle.hpp"
-#include "base/separation.hpp"
+#include "abi/near_checks.hpp"
+#include "abi/near_rows.hpp"
 
 namespace torchdojo {
 
@@ -15,28 +15,24 @@ public:
     NearSteps(Handle &handle, const Options &options, const TdRollout &r, const TdNearSteps &near, int64_t first, int64_t last)
         : handle(handle), m(handle.table), pairs(handle.near), options(whole_steps(options)), of_starts(options),
           halvings(options.max_halvings), r(r), near(near), first(first), count(last - first), width(m.num_parameters + m.num_samples),
-          states(state_size * m.num_bodies), rows(size_t(count * width)), all(size_t(count * pairs.size())), found(all.size(), -1),
-          chosen(all.size()), environments(count), broad(pairs, m.num_bodies), starts(size_t(count) * pairs.pairs.size()),
-          busy(size_t(count) * marks()) {
+          states(state_size * m.num_bodies), rows(size_t(count * width)), found(size_t(count * pairs.size()), -1), chosen(found.size()),
+          environments(count), broad(pairs, m.num_bodies), starts(size_t(count) * pairs.pairs.size()), busy(size_t(count) * marks()),
+          compact(handle, count), path(pairs, m.num_bodies), broken(count) {
         for (int64_t n = 0; n < count; ++n) std::copy_n(r.parameters + (first + n) * r.parameter_stride, width, row(n));
-        for (const NearPairs::Pair &pair : pairs.pairs) {
-            most = std::max(most, pair.count);
-            thickness.push_back(torchdojo::thickness(*pair.cores[0]) + torchdojo::thickness(*pair.cores[1]));
-        }
-        terms.resize(3 * most), gaps.resize(most), ranks.resize(most), before.resize(most);
-        from.resize(count * states), z.resize(count * states), impulses.resize(count * m.num_impulses), w.resize(count * m.num_unknowns);
-        status.resize(count), iterations.resize(count), substeps.resize(count);
-        warm.resize(w.size());
+        for (const NearPairs::Pair &pair : pairs.pairs) most = std::max(most, pair.count);
+        all.resize(most), terms.resize(3 * most), gaps.resize(most), ranks.resize(most), before.resize(most);
+        from.resize(count * states), z.resize(count * states), status.resize(count), iterations.resize(count), substeps.resize(count);
     }
 
     void run() {
+        if (r.w_steps > 1) w.resize(count * m.num_unknowns);
         for (int64_t n = 0; n < count; ++n) {
             int64_t *known = &chosen[n * pairs.size()];
             for (int64_t k = 0; k < pairs.size(); ++k) known[k] = near.known ? key_of(row(n) + pairs.term[k]) : -1;
             for (size_t k = 0; k < pairs.pairs.size(); ++k) mark(n, k);
             near.overflow[2 * (first + n)] = -1;
-            if (r.warm) std::copy_n(r.warm + (first + n) * m.num_unknowns, m.num_unknowns, warm_of(n));
-            environments[n].warm = r.warm != nullptr;
+            find_broken(n);
+            environments[n].warm = environments[n].given = r.warm != nullptr;
         }
         for (int64_t t = 0; t < r.steps; ++t) step(t);
     }
@@ -44,6 +40,8 @@ public:
     // Gradients through the steps, from the last to the first. The terms, states and solutions of all steps are kept.
     void backward(double kappa, const TdGradient &g) {
         const int64_t nu = m.num_inputs, ni = m.num_impulses, nw = m.num_unknowns, nb6 = 6 * m.num_bodies;
+        impulses.resize(count * ni), w.resize(count * nw);
+        again = true;
         std::vector<double> start(count * states), end(start.size()), along(start.size()), by_z(start.size()), by_u(count * nu),
             by_wrench(g.grad_wrench ? count * nb6 : 0), by_impulses(g.grad_impulses ? count * ni : 0), inputs(r.u ? count * nu : 0);
         if (g.grad_wrench) std::fill_n(g.grad_wrench + first * nb6, count * nb6, 0.0);
@@ -89,7 +87,7 @@ private:
     static constexpr int64_t base = int64_t(1) << 20;  // more than a shape has features
 
     struct Environment {
-        bool warm, cold, fresh, restarted, bad, sound, overflows;
+        bool warm, cold, fresh, restarted, bad, sound, overflows, given;  // given: its start is that of the call
         int64_t made, most;  // iterations of all solves of the step, and how many begin no other one
     };
     // A shorter step in place of a whole one: states before and after it, its solution, and its parameters with terms.
@@ -105,15 +103,19 @@ private:
     const TdNearSteps &near;
     const int64_t first, count, width, states;
     std::vector<double> rows;  // parameters of each environment, with the terms of its slots
-    std::vector<int64_t> all, found, chosen;  // terms as numbers (`key`): those near at the start, and those of the slots
+    std::vector<int64_t> all, found, chosen;  // terms as numbers (`key`): of a pair; those near at the start, and those of the slots
     std::vector<Environment> environments;
     const bool many = r.environments > 1;  // lanes for all solves, also of one: bits do not depend on the others of a block
     BroadPhase broad;
     NearSearch near_search;
     std::vector<NearStart> starts;  // of each environment and pair
     std::vector<uint8_t> busy;  // of each environment and pair: whether it has terms, near ones or in slots
+    NearRows compact;
+    PathCheck path;
+    std::vector<std::vector<int64_t>> broken;  // of each environment: slots with numbers that are not finite
     std::vector<double> from;  // the states before the step, or before a part of it
-    std::vector<double> z, impulses, w, warm, terms, gaps, thickness;
+    std::vector<double> z, impulses, w, terms, gaps;
+    bool again = false;  // whether steps are taken once more, for their gradients
     std::vector<int64_t> status, iterations, substeps, active, cold, before;
     std::vector<int32_t> ranks;
     int32_t most = 1;
@@ -122,7 +124,11 @@ private:
     std::vector<int64_t> out_counts;
 
     double *row(int64_t n) { return &rows[n * width]; }
-    double *warm_of(int64_t n) { return &warm[n * m.num_unknowns]; }
+    // The last solution of an environment, in the memory of the results where these have one, and impulses of a step.
+    double *w_of(int64_t n) { return again || r.w_steps > 1 ? &w[n * m.num_unknowns] : r.w + (first + n) * m.num_unknowns; }
+    double *impulses_of(int64_t n, int64_t t) {
+        return again ? &impulses[n * m.num_impulses] : r.impulses + ((first + n) * r.steps + t) * m.num_impulses;
+    }
     const double *before_step(int64_t at, int64_t t) const {
         return t ? r.z + at * r.z_stride + (t - 1) * states : r.z0 + at * r.z0_stride;
     }
@@ -185,7 +191,6 @@ private:
                 if (environments[n].cold) cold.push_back(n);
             // Without a start, impulses begin at gaps wider than the reach, where they would act on nothing.
             solve(cold, t, 0.0, false);
-            for (const int64_t n : cold) std::copy_n(&w[n * m.num_unknowns], m.num_unknowns, warm_of(n));
             solve(active, t, 1.0, true);
             size_t left = 0;
             for (const int64_t n : active)
@@ -212,21 +217,30 @@ private:
             attempt(t);
             if (!e.bad && parts) {
                 const auto copy = [](const double *p, int64_t size) { return std::vector<double>(p, p + size); };
-                parts->push_back({copy(&from[n * states], states), copy(&z[n * states], states),
-                                  copy(&w[n * m.num_unknowns], m.num_unknowns), copy(row(n), width)});
+                parts->push_back(
+                    {copy(&from[n * states], states), copy(&z[n * states], states), copy(w_of(n), m.num_unknowns), row_with_terms(n)});
             }
             solved = !e.bad || halve(n, t, depth + 1, parts);
             taken += substeps[n];
-            for (int64_t k = 0; k < m.num_impulses; ++k) sum[k] += impulses[n * m.num_impulses + k];
+            for (int64_t k = 0; k < m.num_impulses; ++k) sum[k] += impulses_of(n, t)[k];
             std::copy_n(&z[n * states], states, &from[n * states]);
-            std::copy_n(&w[n * m.num_unknowns], m.num_unknowns, warm_of(n));
             e.warm = true;
         }
         row(n)[parameter::timestep] = whole;
         std::copy(start.begin(), start.end(), &from[n * states]);
-        std::copy(sum.begin(), sum.end(), impulses.data() + n * m.num_impulses);
+        std::copy(sum.begin(), sum.end(), impulses_of(n, t));
         substeps[n] = solved ? taken : 1, e.bad = !solved;
         return solved;
+    }
+
+    // The parameters of an environment with the terms that its slots have.
+    std::vector<double> row_with_terms(int64_t n) {
+        std::vector<double> result(row(n), row(n) + width);
+        for (int64_t k = 0; k < pairs.size(); ++k) {
+            put_term(chosen[n * pairs.size() + k], &result[pairs.term[k]]);
+            result[pairs.term[k] + parameter::slot::fading] = 1.0;
+        }
+        return result;
     }
 
     // Gradients of an environment through the parts of its step, which are solved again, to the same bits.
@@ -234,6 +248,7 @@ private:
         const int64_t at = first + n, nu = m.num_inputs, ni = m.num_impulses, nb6 = 6 * m.num_bodies;
         std::copy_n(before_step(at, t), states, &from[n * states]);
         allow(n), environments[n].overflows = false;
+        compact.forget(n);
         std::vector<Part> parts;
         double *by_z = of.grad_z0 + n * states, *by_u = of.grad_u ? of.grad_u + n * nu : nullptr;
         double *by_wrench = of.grad_wrench ? of.grad_wrench + n * nb6 : nullptr;
@@ -265,8 +280,10 @@ private:
         const double *start = &from[n * states];
         int64_t *own = &chosen[n * pairs.size()];
         const bool free = is_free(first + n, t);
-        e.sound = !(energy(row(n), &z[n * states]) > (free ? 1.0 : 100.0) * bound(row(n), start));
-        const bool solved = status[n] == success, pierced = solved && e.sound && is_pierced(n);
+        const double most_after = (free ? 1.0 : 100.0) * most_energy(m, row(n), start, options.depenetration_speed);
+        e.sound = !(kinetic_energy(m, row(n), &z[n * states]) > most_after);
+        const bool solved = status[n] == success,
+                   pierced = solved && e.sound && path.pierces(start, &z[n * states], row(n)[parameter::timestep]);
         if ((!solved || !e.sound || pierced) && !(e.cold && e.fresh)) {
             // The start led astray: once more without it, and without the terms that were near before. Terms that a pass has added since
             // such a restart stay.
@@ -283,7 +300,7 @@ private:
                 overflows = true;
                 near.overflow[2 * (first + n)] = pair.contact, near.overflow[2 * (first + n) + 1] = terms_found;
             }
-            int64_t *to = &all[n * pairs.size() + pair.first];
+            int64_t *to = all.data();
             take(pair, terms_found, to);
             bool lacking = false;
             for (int32_t k = 0; k < pair.count && to[k] >= 0; ++k) lacking |= !has(own + pair.first, pair.count, to[k]);
@@ -293,63 +310,96 @@ private:
         e.overflows = overflows;
         if (!lacks || overflows) return false;
         e.cold = false;
-        std::copy_n(&w[n * m.num_unknowns], m.num_unknowns, warm_of(n));
         return true;
     }
 
     void store(int64_t n, int64_t t) {
-        const int64_t at = first + n, place = at * r.steps + t, ni = m.num_impulses, nw = m.num_unknowns;
+        const int64_t at = first + n, place = at * r.steps + t, nw = m.num_unknowns;
         Environment &e = environments[n];
         if (e.bad) {
             std::copy_n(before_step(at, t), states, &z[n * states]);
-            std::fill_n(&impulses[n * ni], ni, 0.0);
+            std::fill_n(impulses_of(n, t), m.num_impulses, 0.0);
             status[n] = std::max<int64_t>(status[n], max_iterations);
         }
         std::copy_n(&z[n * states], states, r.z + at * r.z_stride + t * states);
-        std::copy_n(impulses.data() + n * ni, ni, r.impulses + place * ni);
-        std::copy_n(&w[n * nw], nw, r.w + (at * r.w_steps + (r.w_steps > 1 ? t : 0)) * nw);
+        if (r.w_steps > 1) std::copy_n(w_of(n), nw, r.w + (at * r.w_steps + t) * nw);
         r.status[place] = status[n], r.iterations[place] = e.made, r.substeps[place] = substeps[n];
-        double *to = near.terms + (at * near.stored + (near.stored > 1 ? t : 0)) * 3 * pairs.size();
-        for (int64_t k = 0; k < pairs.size(); ++k) std::copy_n(row(n) + pairs.term[k], 3, to + 3 * pairs.place[k]);
-        if (t + 1 < r.steps) std::copy_n(&w[n * nw], nw, warm_of(n));
         e.warm = true;
+        if (near.stored == 1 && t + 1 < r.steps) return;
+        double *to = near.terms + (at * near.stored + (near.stored > 1 ? t : 0)) * 3 * pairs.size();
+        for (int64_t k = 0; k < pairs.size(); ++k) put_term(chosen[n * pairs.size() + k], to + 3 * pairs.place[k]);
+    }
+
+    // Slots with numbers that are not finite count as slots with terms.
+    void find_broken(int64_t n) {
+        double sum = 0.0;
+        for (int64_t k = 0; k < width; ++k) sum += row(n)[k];
+        if (std::isfinite(sum)) return;
+        for (int64_t k = 0; k < pairs.size(); ++k)
+            if (handle.slots.is_broken(row(n), handle.slots.ranked(handle.ranks[k]))) broken[n].push_back(k);
+    }
+
+    // The slots of an environment that have terms.
+    void list(int64_t n) {
+        std::vector<int32_t> &ranks = compact.filled[n];
+        const int64_t *own = &chosen[n * pairs.size()];
+        ranks.clear();
+        for (size_t p = 0; p < pairs.pairs.size(); ++p) {
+            if (!busy[n * marks() + p]) continue;
+            const NearPairs::Pair &pair = pairs.pairs[p];
+            for (int32_t k = pair.first; k < pair.first + pair.count; ++k)
+                if (own[k] >= 0) ranks.push_back(handle.ranks[k]);
+        }
+        for (const int64_t k : broken[n])
+            if (own[k] < 0) ranks.push_back(handle.ranks[k]);
+        std::sort(ranks.begin(), ranks.end());
     }
 
     // Solves a step of these environments, with the terms of their slots.
     void solve(const std::vector<int64_t> &which, int64_t t, double fading, bool from_warm) {
-        const int64_t size = int64_t(which.size()), nu = m.num_inputs, nb6 = 6 * m.num_bodies, ni = m.num_impulses, nw = m.num_unknowns;
-        if (!size) return;
-        const bool whole = size == count;
-        if (!whole) some_rows.resize(size * width);
+        for (const int64_t n : which) list(n);
+        for (size_t start = 0, end; start < which.size(); start = end) {
+            end = compact.choose(which, start);
+            solve_together(&which[start], int64_t(end - start), t, fading, from_warm);
+        }
+    }
+
+    // The same of environments that share a part of the mechanism.
+    void solve_together(const int64_t *which, int64_t size, int64_t t, double fading, bool from_warm) {
+        const std::shared_ptr<Handle> part = handle.part(compact.kept);
+        const int64_t nu = m.num_inputs, nb6 = 6 * m.num_bodies, own_ni = part->table.num_impulses, own_nw = part->table.num_unknowns;
+        const int64_t own_width = part->table.num_parameters + part->table.num_samples;
+        some_rows.resize(size * own_width), some_warm.resize(size * own_nw), out_w.resize(size * own_nw);
         some_z.resize(size * states), some_u.resize(size * nu), some_wrench.resize(size * nb6);
-        if (!whole) some_warm.resize(size * nw), out_w.resize(size * nw);
-        out_z.resize(size * states), out_impulses.resize(size * ni), out_counts.resize(3 * size);
+        out_z.resize(size * states), out_impulses.resize(size * own_ni), out_counts.resize(3 * size);
         for (int64_t i = 0; i < size; ++i) {
             const int64_t n = which[i], at = first + n;
-            for (int64_t k = 0; k < pairs.size(); ++k) {
-                double *slot = row(n) + pairs.term[k];
-                const int64_t own = chosen[n * pairs.size() + k];
-                if (own >= 0 || slot[0] >= 0) put_term(own, slot);
-                slot[parameter::slot::fading] = fading;
-            }
-            if (!whole) std::copy_n(row(n), width, &some_rows[i * width]);
+            compact.arrange(n);
+            compact.gather_parameters(row(n), &some_rows[i * own_width], [&](int32_t rank, double *term) {
+                put_term(chosen[n * pairs.size() + handle.near_of[rank]], term);
+                term[parameter::slot::fading] = fading;
+            });
             std::copy_n(&from[n * states], states, &some_z[i * states]);
             if (r.u) std::copy_n(r.u + (at * r.steps + t) * nu, nu, some_u.data() + i * nu);
             if (r.wrench) std::copy_n(r.wrench + at * nb6, nb6, &some_wrench[i * nb6]);
-            if (from_warm && !whole) std::copy_n(warm_of(n), nw, &some_warm[i * nw]);
+            if (from_warm)
+                compact.gather(Slots::unknowns, environments[n].given ? r.warm + at * m.num_unknowns : w_of(n), &some_warm[i * own_nw]);
         }
-        TdRollout one = call(whole ? rows.data() : some_rows.data(), size, some_z.data(), r.u ? some_u.data() : nullptr);
+        TdRollout one = call(some_rows.data(), size, some_z.data(), r.u ? some_u.data() : nullptr);
+        one.parameter_stride = own_width;
         if (r.wrench) one.wrench = some_wrench.data();
-        if (from_warm) one.warm = whole ? warm.data() : some_warm.data();
-        one.z = out_z.data(), one.impulses = out_impulses.data(), one.w = whole ? w.data() : out_w.data();
+        if (from_warm) one.warm = some_warm.data();
+        one.z = out_z.data(), one.impulses = out_impulses.data(), one.w = out_w.data();
         one.status = &out_counts[0], one.iterations = &out_counts[size], one.substeps = &out_counts[2 * size];
-        handle.forward(many, fading > 0 ? options : of_starts, one, 0, size);
+        part->forward(many, fading > 0 ? options : of_starts, one, 0, size);
         for (int64_t i = 0; i < size; ++i) {
             const int64_t n = which[i];
             std::copy_n(&out_z[i * states], states, &z[n * states]);
-            std::copy_n(out_impulses.data() + i * ni, ni, impulses.data() + n * ni);
-            if (!whole) std::copy_n(&out_w[i * nw], nw, &w[n * nw]);
             status[n] = out_counts[i], iterations[n] = out_counts[size + i], substeps[n] = out_counts[2 * size + i];
+            compact.arrange(n);
+            compact.scatter(n, row(n), options.kappa, status[n] == success, &out_w[i * own_nw], out_impulses.data() + i * own_ni, w_of(n),
+                            impulses_of(n, t));
+            environments[n].given = false;
             environments[n].made += iterations[n];
         }
     }
@@ -389,45 +439,6 @@ private:
         });
     }
 
-    // Whether the cores of a pair overlap after the step or on its way, and did not before: `pierced` of near_overlap.py.
-    bool is_pierced(int64_t n) {
-        const double *start = &from[n * states], *end = &z[n * states], h = row(n)[parameter::timestep];
-        for (size_t p = 0; p < pairs.pairs.size(); ++p) {
-            const NearPairs::Pair &pair = pairs.pairs[p];
-            const int bodies[2] = {pair.body, pair.other};
-            Vec3<double> x[2] = {}, move[2] = {}, turn[2] = {};
-            Quat<double> q[2] = {{1, {0, 0, 0}}, {1, {0, 0, 0}}};
-            double way = 0.0;
-            for (int k = 0; k < 2 && bodies[k] < m.num_bodies; ++k) {
-                const double *a = start + state_size * bodies[k], *b = end + state_size * bodies[k];
-                x[k] = load3(a), q[k] = load4(a + 6), move[k] = load3(b) - load3(a), turn[k] = (0.5 * h) * load3(b + 10);
-                way += 2 * pair.extent[k] * std::sqrt(dot(turn[k], turn[k]));
-            }
-            const Vec3<double> gone = move[0] - move[1], apart = x[0] - x[1];
-            way += std::sqrt(dot(gone, gone));
-            const double reach = pair.extent[0] + pair.extent[1] + way;
-            if (dot(apart, apart) > reach * reach) continue;
-            const double margin = 0.5 * (pair.cores[0]->radius + pair.cores[1]->radius);
-            const auto are_apart_at = [&](double part) {
-                Vec3<double> place[2];
-                Mat3<double> R[2];
-                for (int k = 0; k < 2; ++k) {
-                    const Vec3<double> a = part * turn[k];
-                    place[k] = x[k] + part * move[k];
-                    R[k] = rotation_matrix(q[k] * Quat<double>{std::sqrt(std::max(0.0, 1.0 - dot(a, a))), a});
-                }
-                return are_apart(*pair.cores[0], *pair.cores[1], place, R, margin);
-            };
-            const int looks = int(std::min(double(constant::near_terms::looks), std::ceil(std::max(1.0, 2 * way / thickness[p]))));
-            for (int k = looks; k > 0; --k)
-                if (!are_apart_at(double(k) / looks)) {
-                    if (are_apart_at(0.0)) return true;
-                    break;
-                }
-        }
-        return false;
-    }
-
     // The terms of the last search as numbers.
     void take(const NearPairs::Pair &pair, int64_t terms_found, int64_t *to) const {
         for (int32_t k = 0; k < pair.count; ++k) to[k] = k < terms_found ? key_of(&terms[3 * k]) : -1;
@@ -464,22 +475,6 @@ private:
         if (!near.free || r.wrench) return false;
         const double *u = r.u + (at * r.steps + t) * m.num_inputs;
         return !r.u || std::all_of(u, u + m.num_inputs, [](double x) { return x == 0.0; });
-    }
-    double energy(const double *p, const double *state) const {
-        double sum = 0.0;
-        for (int i = 0; i < m.num_bodies; ++i) {
-            const double *body = p + parameter::bodies + parameter::body_size * i;
-            const Vec3<double> v = load3(state + state_size * i + 3), omega = load3(state + state_size * i + 10);
-            sum += 0.5 * (body[parameter::mass] * dot(v, v) + dot(omega, load33(body + parameter::inertia) * omega));
-        }
-        return sum;
-    }
-    double bound(const double *p, const double *state) const {
-        double mass = 0.0;
-        for (int i = 0; i < m.num_bodies; ++i) mass += p[parameter::bodies + parameter::body_size * i + parameter::mass];
-        const Vec3<double> g = load3(p + parameter::gravity);
-        const double h = p[parameter::timestep], leaving = options.depenetration_speed;
-        return 4 * energy(p, state) + mass * (8 * dot(g, g) * h * h + 2 * leaving * leaving + 1e-3);
     }
 };
 

@@ -20,6 +20,19 @@ public:
         int32_t from, count;
     };
     enum Vector : int { unknowns, parameters, impulses };  // vectors whose numbers belong to slots
+    struct Slot {
+        int32_t contact, term, friction;  // its number, and the positions of its term and friction in the parameters
+        std::array<Run, 4> runs;  // impulses and slacks, parameters, impulses among the outputs
+        struct Range {
+            const Run *first, *last;
+            const Run *begin() const { return first; }
+            const Run *end() const { return last; }
+        };
+        Range in(Vector v) const {
+            constexpr int bounds[] = {0, 2, 3, 4};
+            return {runs.data() + bounds[v], runs.data() + bounds[v + 1]};
+        }
+    };
 
     // `wanted`: a part has no parts of its own.
     explicit Slots(const MechanismTable &m, bool wanted = true) : whole(m) {
@@ -48,10 +61,17 @@ public:
                                              law(contact.stiffness),
                                              law(contact.damping)};
             alike[key].push_back(slot_of[c] = int32_t(slots.size()));
-            slots.push_back(
-                {c, pair.shape_a, {{{contact.impulse, size}, {contact.slack, size}, {start, count}, {output[contact.impulse], size}}}});
+            slots.push_back({c,
+                             pair.shape_a,
+                             start + parameter::friction,
+                             {{{contact.impulse, size}, {contact.slack, size}, {start, count}, {output[contact.impulse], size}}}});
         }
-        for (auto &[key, members] : alike) groups.push_back(std::move(members));
+        for (auto &[key, members] : alike) {
+            first.push_back(int32_t(by_rank.size()));
+            by_rank.insert(by_rank.end(), members.begin(), members.end());
+            group_by_rank.resize(by_rank.size(), int32_t(groups.size()));
+            groups.push_back(std::move(members));
+        }
         const int32_t sizes[] = {m.num_unknowns, m.num_parameters, m.num_impulses};
         for (const Vector v : {unknowns, parameters, impulses}) {
             std::vector<char> own(sizes[v]);
@@ -68,6 +88,29 @@ public:
     bool some() const { return !slots.empty(); }
     int size() const { return int(slots.size()); }
     int num_groups() const { return int(groups.size()); }  // of slots that may take each other's place
+
+    // Ranks number the slots of one group after the other.
+    const Slot &ranked(int32_t rank) const { return slots[by_rank[rank]]; }
+    int32_t group_of(int32_t rank) const { return group_by_rank[rank]; }
+    int32_t first_of(int32_t group) const { return first[group]; }
+    const std::vector<Run> &rest(Vector v) const { return others[v]; }  // numbers that belong to no slot
+
+    // The slots whose terms stand at these positions of the parameters, by rank.
+    std::vector<int32_t> ranks(const std::vector<int32_t> &terms) const {
+        std::map<int32_t, int32_t> rank_at;
+        for (size_t k = 0; k < by_rank.size(); ++k) rank_at[slots[by_rank[k]].term] = int32_t(k);
+        std::vector<int32_t> result;
+        for (const int32_t term : terms) result.push_back(rank_at.at(term));
+        return result;
+    }
+
+    // Whether a number of a slot is not finite. Such a slot counts as one with a term, so that its part flags it.
+    bool is_broken(const double *p, const Slot &slot) const {
+        const Run &own = slot.runs[2];
+        double sum = 0.0;
+        for (int k = parameter::friction; k < own.count; ++k) sum += p[own.from + k];
+        return !std::isfinite(sum);
+    }
 
     // Slots that a part has of a group for `count` terms: 4, 8, 16, ..., so that few parts are enough while terms come and go.
     int32_t room(int group, int32_t count) const {
@@ -112,32 +155,14 @@ public:
     MechanismTable part(const std::vector<int32_t> &kept) const;
 
 private:
-    struct Slot {
-        int32_t contact, term;  // its number, and the position of its term in the parameters
-        std::array<Run, 4> runs;  // impulses and slacks, parameters, impulses among the outputs
-        struct Range {
-            const Run *first, *last;
-            const Run *begin() const { return first; }
-            const Run *end() const { return last; }
-        };
-        Range in(Vector v) const {
-            constexpr int bounds[] = {0, 2, 3, 4};
-            return {runs.data() + bounds[v], runs.data() + bounds[v + 1]};
-        }
-    };
     const MechanismTable &whole;
     std::vector<Slot> slots;
     std::vector<int32_t> slot_of;  // per contact; −1: none
     std::vector<std::vector<int32_t>> groups;
+    std::vector<int32_t> by_rank, group_by_rank, first;  // slot and group of each rank; first rank of each group
     std::vector<Run> others[3];  // numbers that belong to no slot
 
-    // Slots with numbers that are not finite have a term, so that the part flags them, too.
-    bool is_empty(const double *p, const Slot &slot) const {
-        const Run &own = slot.runs[2];
-        double sum = 0.0;
-        for (int k = parameter::friction; k < own.count; ++k) sum += p[own.from + k];
-        return p[slot.term] < 0 && std::isfinite(sum);
-    }
+    bool is_empty(const double *p, const Slot &slot) const { return p[slot.term] < 0 && !is_broken(p, slot); }
 
     // The places of a vector's numbers in the part, −1 of those that it lacks, and how many it has.
     std::vector<int32_t> places(Vector v, const std::vector<int32_t> &kept, const std::vector<int32_t> &order, int32_t size,

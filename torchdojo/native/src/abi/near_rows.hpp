@@ -1,0 +1,143 @@
+// The numbers of environments as a part of their mechanism has them (slots.hpp), where it is known which slots have terms.
+//
+// Robots have thousands of slots, a few of which have terms. So nothing here passes through all of them, but for the first solution and
+// those that follow a failed one.
+#pragma once
+
+#include "abi/handle.hpp"
+
+namespace torchdojo {
+
+class NearRows {
+public:
+    std::vector<std::vector<int32_t>> filled;  // of each environment: ranks of its slots with terms
+    std::vector<int32_t> kept;                 // slots of each group in the part
+
+    NearRows(const Handle &handle, int64_t environments)
+        : filled(environments), kept(handle.slots.num_groups()), slots(handle.slots), samples(handle.table.num_parameters),
+          num_samples(handle.table.num_samples), written(environments), at_rest(environments) {}
+
+    // Chooses the part for the environments which[first], ..., and returns the first of those that need another one: as `SlotRows` does.
+    size_t choose(const std::vector<int64_t> &which, size_t first) {
+        for (const int32_t g : used) kept[g] = 0;
+        used.clear();
+        int64_t total = 0, most = 0;
+        size_t end = first;
+        for (; end < which.size(); ++end) {
+            const std::vector<int32_t> &own = filled[which[end]];
+            int64_t wider = total;
+            more.clear();
+            for (size_t k = 0, next; k < own.size(); k = next) {
+                const int32_t g = slots.group_of(own[k]);
+                for (next = k + 1; next < own.size() && slots.group_of(own[next]) == g;) ++next;
+                const int32_t room = slots.room(g, int32_t(next - k));
+                if (room > kept[g]) wider += room - kept[g], more.push_back({g, room});
+            }
+            if (end - first < size_t(pack_lanes)) most = wider + wider / 2 + 4;
+            else if (wider > most) break;
+            total = wider;
+            for (const auto &[g, room] : more) {
+                if (!kept[g]) used.push_back(g);
+                kept[g] = room;
+            }
+        }
+        std::sort(used.begin(), used.end());
+        return end;
+    }
+
+    // Takes up an environment: its slots with terms come first in each group, then empty ones.
+    void arrange(int64_t n) {
+        order.clear();
+        const int32_t *next = filled[n].data(), *end = next + filled[n].size();
+        for (const int32_t g : used) {
+            const size_t until = order.size() + kept[g];
+            const int32_t *own = next;
+            while (next != end && slots.group_of(*next) == g) order.push_back(*next++);
+            for (int32_t rank = slots.first_of(g); order.size() < until; ++rank)
+                if (!std::binary_search(own, next, rank)) order.push_back(rank);
+        }
+    }
+
+    // Numbers of the environment that `arrange` took up, as the part has them.
+    void gather(Slots::Vector v, const double *from, double *to) const {
+        each(v, [&](int32_t at, int32_t count) { to = std::copy_n(from + at, count, to); });
+    }
+    // The same of its parameters, with the terms of slots: put(rank, place of the term).
+    template <class F>
+    void gather_parameters(const double *from, double *to, F &&put) const {
+        for (const Slots::Run &run : slots.rest(Slots::parameters)) to = std::copy_n(from + run.from, run.count, to);
+        for (const int32_t rank : order) {
+            const Slots::Run &run = slots.ranked(rank).runs[2];
+            std::copy_n(from + run.from, run.count, to);
+            put(rank, to + (slots.ranked(rank).term - run.from));
+            to += run.count;
+        }
+        std::copy_n(from + samples, num_samples, to);
+    }
+
+    // Writes a solution and impulses of the part. Empty slots are at rest, as `SlotRows::scatter` says, and their impulses stay zero.
+    void scatter(int64_t n, const double *parameters, double kappa, bool solved, const double *w, const double *impulses, double *all_w,
+                 double *all_impulses) {
+        if (solved && at_rest[n])
+            for (const int32_t rank : written[n]) rest(slots.ranked(rank), parameters, kappa, 1.0, all_w);
+        else
+            for (int32_t rank = 0; rank < slots.size(); ++rank) rest(slots.ranked(rank), parameters, kappa, solved ? 1.0 : 0.0, all_w);
+        clear(n, all_impulses);
+        at_rest[n] = solved;
+        written[n] = filled[n];
+        put(Slots::unknowns, n, w, all_w);
+        put(Slots::impulses, n, impulses, all_impulses);
+    }
+
+    void forget(int64_t n) { at_rest[n] = false; }  // the solution of an environment was written elsewhere
+
+    // Sets impulses to zero that `scatter` wrote.
+    void clear(int64_t n, double *impulses) const {
+        const auto fill = [&](const Slots::Run &run) { std::fill_n(impulses + run.from, run.count, 0.0); };
+        for (const Slots::Run &run : slots.rest(Slots::impulses)) fill(run);
+        for (const int32_t rank : written[n]) fill(slots.ranked(rank).runs[3]);
+    }
+
+private:
+    const Slots &slots;
+    const int32_t samples, num_samples;
+    std::vector<std::vector<int32_t>> written;  // of each environment: slots that are not at rest
+    std::vector<char> at_rest;                  // of each environment: whether all other slots are
+    std::vector<int32_t> used, order;           // groups of the part; ranks of the slots of an environment in it
+    std::vector<std::pair<int32_t, int32_t>> more;
+    double friction = std::numeric_limits<double>::quiet_NaN(), impulse[4], slack[4];  // at rest, with this friction
+
+    template <class F>
+    void each(Slots::Vector v, F &&f) const {
+        for (const Slots::Run &run : slots.rest(v)) f(run.from, run.count);
+        for (const int32_t rank : order)
+            for (const Slots::Run &run : slots.ranked(rank).in(v)) f(run.from, run.count);
+    }
+
+    // Empty slots of the part are left out.
+    void put(Slots::Vector v, int64_t n, const double *from, double *to) const {
+        for (const Slots::Run &run : slots.rest(v)) std::copy_n(from, run.count, to + run.from), from += run.count;
+        for (const int32_t rank : order) {
+            const bool has_term = std::binary_search(filled[n].begin(), filled[n].end(), rank);
+            for (const Slots::Run &run : slots.ranked(rank).in(v)) {
+                if (has_term) std::copy_n(from, run.count, to + run.from);
+                from += run.count;
+            }
+        }
+    }
+
+    void rest(const Slots::Slot &slot, const double *parameters, double kappa, double scale, double *w) {
+        constexpr double gap = 2.0 * constant::near_terms::reach;
+        const double mu = parameters[slot.friction];
+        if (mu != friction) {
+            impulse[0] = kappa / gap, slack[0] = gap;
+            Disc<double>::start(mu * impulse[0], 0.0, 0.0, kappa, impulse + 1, slack + 1), friction = mu;
+        }
+        const auto fill = [&](const Slots::Run &run, const double *values) {
+            for (int32_t k = 0; k < run.count; ++k) w[run.from + k] = scale * values[k];
+        };
+        fill(slot.runs[0], impulse), fill(slot.runs[1], slack);
+    }
+};
+
+}  // namespace torchdojo
