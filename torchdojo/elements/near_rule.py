@@ -17,8 +17,11 @@ from torchdojo.parameters import differentiated
 
 __all__ = ["Near", "NearRule"]
 
-#: "auto": shapes that have no closed form with each other. True: all pairs. False: none.
+#: "auto": shapes that have no closed form with each other, and all pairs of robots of files that have many. True: all pairs. False: none.
 Near = bool | Literal["auto"]
+# Most pairs in closed form of a robot of a file. All of them are part of every step: the 109 pairs of MuJoCo's humanoid take 1001 us a step,
+# and 64 as near contacts (`scripts/compare_self_collision.py --near auto all`, at 0e46fc7).
+MOST_CLOSED = 12
 MOST_CORNERS = 64  # of a hull that touches; the cost of a pair grows with the product of both numbers
 
 
@@ -35,6 +38,7 @@ class NearRule:
 
     Attributes:
         simplified: name of a shape -> distance of its farthest corner that is left out [m].
+        many: whether "auto" stands for all pairs, since there are many.
 
     Raises:
         ValueError: other values.
@@ -44,14 +48,14 @@ class NearRule:
         if near not in ("auto", True, False):
             raise ValueError(f"near: got {near!r}; allowed: 'auto' (shapes without a closed form), True (all pairs) or False (none)")
         check_slots(slots)
-        self.near, self.slots = near, slots
+        self.near, self.slots, self.many = near, slots, False
         self.simplified: dict[str, float] = {}
         self._cores: dict[int, tuple[Shape, Polytope | None]] = {}  # with the shapes, whose ids stay theirs as long as they live
 
     def takes(self, a: Shape, b: Any, closed: bool) -> bool:
         """Whether two shapes touch by near terms. closed: whether they have a closed form with each other."""
         known = (Sphere, Capsule, Box, Cylinder, Hull, Mesh)
-        return self.near is not False and isinstance(a, known) and isinstance(b, known) and (self.near is True or not closed)
+        return self.near is not False and isinstance(a, known) and isinstance(b, known) and (self.near is True or self.many or not closed)
 
     def contacts(
         self, label: str, body: str, a: Shape, other: str | None, b: Shape, linked: bool, model: Callable[..., Contact], **arguments: Any

@@ -168,6 +168,7 @@ class NearSteps(Backend):
                 bad = unsound & self._free(given)
                 break
             cold, given = False, given._replace(warm=out.solution.detach())
+        out = out._replace(impulses=self._of_terms(out.impulses, chosen))
         bad = bad | self._overflow
         if not bool(bad.any()):
             return out
@@ -204,6 +205,16 @@ class NearSteps(Backend):
         leaving = self.request.options.depenetration_speed or 0.0
         bound = 4 * kinetic(given.z) + masses.sum(-1) * (8 * falls * falls + 2 * leaving**2 + 1e-3)
         return kinetic(out.z) > (1 if self._free(given) else 100) * bound
+
+    def _of_terms(self, impulses: Tensor, chosen: list[Tensor]) -> Tensor:
+        """The impulses (..., ni) with zero for those of empty slots, which act on nothing."""
+        layout, contacts = self.structure.impulse_layout, self.structure.named_contacts()
+        place = {id(contact): layout[f"contacts.{name}"] for name, contact in contacts.items()}
+        acts = torch.ones(impulses.shape[:-1].numel(), impulses.shape[-1], dtype=torch.bool)
+        for pair, terms in zip(self.pairs, chosen, strict=True):
+            for slot, kind in zip(pair.slots, terms[..., 0].unbind(-1), strict=True):
+                acts[:, place[id(slot)]] = (kind != NOTHING)[:, None]
+        return torch.where(acts.reshape(impulses.shape), impulses, 0.0)
 
     def _solve(self, given: StepInputs, chosen: list[Tensor], fading: float) -> StepOutput:
         """A solve with these terms (N, K, 3) of each pair, where impulses fade with the gap (1) or do not (0)."""

@@ -12,7 +12,7 @@ from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.elements.joints import Joint
 from torchdojo.elements.near_contact import NearContact
-from torchdojo.elements.near_rule import MOST_CORNERS, NearRule
+from torchdojo.elements.near_rule import MOST_CLOSED, MOST_CORNERS, NearRule
 from torchdojo.elements.together import contacts_by_kind
 from torchdojo.elements.touching import Filter, Solids, selected, shape_contacts
 from torchdojo.engine.near_gaps import Cores
@@ -80,16 +80,15 @@ def pair_contacts(
         asked = replace(contacts, neighbors=contacts.neighbors or 0)  # the file itself says which neighbors touch
         allowed = {frozenset(pair[:2]) for pair in selected(solids, asked)}
         pairs = {name: info for name, info in pairs.items() if frozenset(info.names) in allowed}
+    moving = {name: info for name, info in pairs.items() if not _stay(solids, info)}
+    rule.many = rule.near == "auto" and len(moving) > MOST_CLOSED
     result: dict[str, Contact] = {}
     known = set(taken)
     without: dict[str, list[str]] = {}
     points: dict[str, list[str]] = {}
     near: dict[str, list[str]] = {}
     lost: dict[str, list[str]] = {}
-    for label, info in pairs.items():
-        still = solids.stands(info.body) and (info.other is None or solids.stands(info.other))
-        if still or info.other in solids.group[info.body]:
-            continue  # they never move against each other
+    for label, info in moving.items():
         coefficient = info.friction if info.friction is None or friction is None else friction
         model = ImpactContact if coefficient is None else NonlinearContact
         arguments = info.options if coefficient is None else {**info.options, "friction": coefficient}
@@ -130,6 +129,12 @@ def pair_contacts(
     for kinds, names in points.items():
         findings.add("approximated", BETWEEN, dict.fromkeys(names), f"only points of one of the shapes, {kinds}, touch the other")
     return result
+
+
+def _stay(solids: Solids, info: PairInfo) -> bool:
+    """Whether two shapes never move against each other."""
+    still = solids.stands(info.body) and (info.other is None or solids.stands(info.other))
+    return still or info.other in solids.group[info.body]
 
 
 def touching_at(mech: Mechanism, contacts: Mapping[str, Contact], z: Tensor, most: float) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,7 +87,8 @@ class NearProblem(NamedTuple):
         stored, program = steps if all_steps else 1, self.program
         out = NearRollout(
             self.z.new_empty(count, steps + 1, self.z.shape[1]),
-            self.z.new_empty(count, steps, program.num_impulses),
+            # Memory that the system clears when it is first written: impulses of empty slots stay zero, and cost nothing.
+            torch.from_numpy(np.zeros((count, steps, program.num_impulses))),
             self.z.new_empty(count, stored, program.num_unknowns),
             torch.empty(count, steps, dtype=torch.int64),
             torch.empty(count, steps, dtype=torch.int64),

@@ -75,20 +75,26 @@ public:
         std::copy_n(from + samples, num_samples, to);
     }
 
-    // Writes a solution and impulses of the part. Empty slots are at rest, as `SlotRows::scatter` says.
+    // Writes a solution and impulses of the part. Empty slots are at rest, as `SlotRows::scatter` says, and their impulses stay zero.
     void scatter(int64_t n, const double *parameters, double kappa, bool solved, const double *w, const double *impulses, double *all_w,
                  double *all_impulses) {
         if (solved && at_rest[n])
-            for (const int32_t rank : written[n]) rest(slots.ranked(rank), parameters, kappa, 1.0, all_w, all_impulses);
+            for (const int32_t rank : written[n]) rest(slots.ranked(rank), parameters, kappa, 1.0, all_w);
         else
-            for (int32_t rank = 0; rank < slots.size(); ++rank)
-                rest(slots.ranked(rank), parameters, kappa, solved ? 1.0 : 0.0, all_w, all_impulses);
+            for (int32_t rank = 0; rank < slots.size(); ++rank) rest(slots.ranked(rank), parameters, kappa, solved ? 1.0 : 0.0, all_w);
+        clear(n, all_impulses);
         at_rest[n] = solved;
         written[n] = filled[n];
         put(Slots::unknowns, n, w, all_w);
         put(Slots::impulses, n, impulses, all_impulses);
     }
-    void forget(int64_t n) { at_rest[n] = false; }  // the numbers of an environment were written elsewhere
+
+    // Sets impulses to zero that `scatter` wrote.
+    void clear(int64_t n, double *impulses) const {
+        const auto fill = [&](const Slots::Run &run) { std::fill_n(impulses + run.from, run.count, 0.0); };
+        for (const Slots::Run &run : slots.rest(Slots::impulses)) fill(run);
+        for (const int32_t rank : written[n]) fill(slots.ranked(rank).runs[3]);
+    }
 
 private:
     const Slots &slots;
@@ -118,17 +124,17 @@ private:
         }
     }
 
-    void rest(const Slots::Slot &slot, const double *parameters, double kappa, double scale, double *w, double *impulses) {
+    void rest(const Slots::Slot &slot, const double *parameters, double kappa, double scale, double *w) {
         constexpr double gap = 2.0 * constant::near_terms::reach;
         const double mu = parameters[slot.friction];
         if (mu != friction) {
             impulse[0] = kappa / gap, slack[0] = gap;
             Disc<double>::start(mu * impulse[0], 0.0, 0.0, kappa, impulse + 1, slack + 1), friction = mu;
         }
-        const auto fill = [&](const Slots::Run &run, const double *values, double *to) {
-            for (int32_t k = 0; k < run.count; ++k) to[run.from + k] = scale * values[k];
+        const auto fill = [&](const Slots::Run &run, const double *values) {
+            for (int32_t k = 0; k < run.count; ++k) w[run.from + k] = scale * values[k];
         };
-        fill(slot.runs[0], impulse, w), fill(slot.runs[1], slack, w), fill(slot.runs[3], impulse, impulses);
+        fill(slot.runs[0], impulse), fill(slot.runs[1], slack);
     }
 };
 

@@ -22,7 +22,6 @@ public:
     }
 
     void run() {
-        if (r.steps > 1) impulses.resize(count * m.num_impulses);
         if (r.w_steps > 1) w.resize(count * m.num_unknowns);
         for (int64_t n = 0; n < count; ++n) {
             int64_t *known = &chosen[n * pairs.size()];
@@ -108,9 +107,9 @@ private:
     std::vector<int64_t> out_counts;
 
     double *row(int64_t n) { return &rows[n * width]; }
-    // The last solution and impulses of an environment, in the memory of the results where they are those of one step.
+    // The last solution of an environment, in the memory of the results where these have one, and impulses of a step.
     double *w_of(int64_t n) { return r.w_steps > 1 ? &w[n * m.num_unknowns] : r.w + (first + n) * m.num_unknowns; }
-    double *impulses_of(int64_t n) { return (r.steps > 1 ? impulses.data() : r.impulses + first * m.num_impulses) + n * m.num_impulses; }
+    double *impulses_of(int64_t n, int64_t t) { return r.impulses + ((first + n) * r.steps + t) * m.num_impulses; }
     const double *before_step(int64_t at, int64_t t) const {
         return t ? r.z + at * r.z_stride + (t - 1) * states : r.z0 + at * r.z0_stride;
     }
@@ -196,15 +195,14 @@ private:
     }
 
     void store(int64_t n, int64_t t) {
-        const int64_t at = first + n, place = at * r.steps + t, ni = m.num_impulses, nw = m.num_unknowns;
+        const int64_t at = first + n, place = at * r.steps + t, nw = m.num_unknowns;
         Environment &e = environments[n];
         if (e.bad) {
             std::copy_n(before_step(at, t), states, &z[n * states]);
-            std::fill_n(impulses_of(n), ni, 0.0), compact.forget(n);
+            compact.clear(n, impulses_of(n, t));
             status[n] = std::max<int64_t>(status[n], max_iterations);
         }
         std::copy_n(&z[n * states], states, r.z + at * r.z_stride + t * states);
-        if (r.steps > 1) std::copy_n(impulses_of(n), ni, r.impulses + place * ni);
         if (r.w_steps > 1) std::copy_n(w_of(n), nw, r.w + (at * r.w_steps + t) * nw);
         r.status[place] = status[n], r.iterations[place] = iterations[n], r.substeps[place] = substeps[n];
         e.warm = true;
@@ -281,7 +279,7 @@ private:
             status[n] = out_counts[i], iterations[n] = out_counts[size + i], substeps[n] = out_counts[2 * size + i];
             compact.arrange(n);
             compact.scatter(n, row(n), options.kappa, status[n] == success, &out_w[i * own_nw], out_impulses.data() + i * own_ni, w_of(n),
-                            impulses_of(n));
+                            impulses_of(n, t));
             environments[n].given = false;
         }
     }
