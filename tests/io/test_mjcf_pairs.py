@@ -8,6 +8,8 @@ import torch
 from mjcf_text import FLOOR, Write, notes, quiet
 
 import torchdojo as td
+from torchdojo.elements.near_contact import NearContact
+from torchdojo.elements.near_rule import MOST_CLOSED
 from torchdojo.io import mjcf_state, read_mjcf
 
 mujoco = pytest.importorskip("mujoco")
@@ -51,7 +53,7 @@ def named(mech: td.Mechanism) -> dict[frozenset[str], td.Contact]:
 def test_pairs_and_numbers_of_mujoco(write_mjcf: Write, rule: str) -> None:
     """The pairs of geoms, friction, torsional and rolling friction are those of MuJoCo's contacts."""
     path = write_mjcf(CROWD, RULES[rule] + '<option><flag multiccd="disable"/></option>')
-    mech = quiet(path, contacts="all", ground=False)
+    mech = quiet(path, contacts="all", ground=False, near=False)
     model = mujoco.MjModel.from_xml_path(str(path))
     data = mujoco.MjData(model)
     data.qpos[:] += 1e-3 * np.random.default_rng(0).standard_normal(model.nq)
@@ -70,7 +72,7 @@ def test_pairs_and_numbers_of_mujoco(write_mjcf: Write, rule: str) -> None:
 def test_distances_of_mujoco(write_mjcf: Write) -> None:
     """Distances of spheres and capsules from each other and from boxes, in random configurations, are MuJoCo's."""
     path = write_mjcf(CROWD)
-    mech = quiet(path, contacts="all", ground=False, timestep=0.01)
+    mech = quiet(path, contacts="all", ground=False, timestep=0.01, near=False)
     robot, model = read_mjcf(path), mujoco.MjModel.from_xml_path(str(path))
     data, generator = mujoco.MjData(model), np.random.default_rng(1)
     geoms = {str(model.geom(g).name): g for g in range(model.ngeom)}
@@ -128,6 +130,18 @@ def test_what_does_not_touch_is_reported(write_mjcf: Write) -> None:
     report = quiet(write_mjcf(box + can + egg), contacts="all", ground=False).load_report
     found = {(entry.did, entry.names) for entry in report.of_kind("contacts between bodies")}
     assert found == {("used", ("can-box",)), ("ignored", ("can-egg",)), ("approximated", ("egg-box",))}
+
+
+def test_files_with_many_pairs_have_near_contacts(write_mjcf: Write) -> None:
+    """More than twelve pairs: near contacts of all. A filter that leaves few of them: closed forms."""
+    path = write_mjcf(CROWD)
+    many = quiet(path, contacts="all", ground=False)
+    few = quiet(path, contacts=td.Filter([("ball", "*")]), ground=False)
+    assert len(named(many)) > MOST_CLOSED >= len(named(few)) > 3
+    assert all(isinstance(contact, NearContact) for contact in many.contacts.values())
+    assert not any(isinstance(contact, NearContact) for contact in few.contacts.values())
+    told = [entry.reason for entry in many.load_report.of_kind("contacts between bodies")]
+    assert any("near contacts of shapes of the kinds box and sphere" in reason for reason in told)
 
 
 def test_a_filter_leaves_out_pairs(write_mjcf: Write) -> None:

@@ -17,10 +17,10 @@ from torchdojo.parameters import differentiated
 
 __all__ = ["Near", "NearRule"]
 
-#: "auto": shapes that have no closed form with each other, and all pairs of robots of files that have many. True: all pairs. False: none.
+#: "auto": shapes that have no closed form with each other, and all pairs of files that have many. True: all pairs. False: none.
 Near = bool | Literal["auto"]
-# Most pairs in closed form of a robot of a file. All of them are part of every step: the 109 pairs of MuJoCo's humanoid take 1001 us a step,
-# and 64 as near contacts (`scripts/compare_self_collision.py --near auto all`, at 0e46fc7).
+# Most pairs in closed form of a file. All of them are part of every step: the 109 pairs of MuJoCo's humanoid take 1001 us, and 64 as near
+# contacts (`scripts/compare_self_collision.py --near auto all`, at 0e46fc7).
 MOST_CLOSED = 12
 MOST_CORNERS = 64  # of a hull that touches; the cost of a pair grows with the product of both numbers
 

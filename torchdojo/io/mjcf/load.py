@@ -94,8 +94,8 @@ def load_mjcf(
             now. elements/actuators.py compares them. The joints keep their servos where u does not come from ``mech.actuators``.
         ground: "auto": in a file without planes, bodies that float touch z = 0. True: all bodies touch it. False: none does.
         near, slots: of contacts between bodies, as in `td.combine`: "auto" gives near contacts to shapes without a closed form (cylinders,
-            hulls), and to all but ellipsoids in files of more than 12 pairs, whose steps are faster then. True: to all but ellipsoids. False:
-            to none. `slots` of each pair; None: by the shapes, at most 8 for two links.
+            hulls), and to all but ellipsoids in files of more than 12 pairs, whose steps are faster then. True: to all but ellipsoids.
+            False: to none. `slots` of each pair; None: by the shapes, at most 8 for two links.
         tendons: whether the mechanism gets the tendons of the file, `mech.tendons`, and the actuators on them, `mech.drives`. The reference
             then takes the steps, some ten per second. False: they do not act, and the report says so.
         strict: refuse a file of which anything is lost that the motion depends on. Otherwise one warning has it, and

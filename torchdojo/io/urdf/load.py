@@ -92,8 +92,8 @@ def load_urdf(
         ground: "auto": the plane z = 0 where the robot floats, and no ground where its base is fixed. True: z = 0 in any case. False:
             none.
         near, slots: of contacts between bodies, as in `td.combine`: "auto" gives near contacts to shapes without a closed form (cylinders,
-            hulls), and to all but ellipsoids in files of more than 12 pairs, whose steps are faster then. True: to all but ellipsoids. False:
-            to none. `slots` of each pair; None: by the shapes, at most 8 for two links.
+            hulls), and to all but ellipsoids in files of more than 12 pairs, whose steps are faster then. True: to all but ellipsoids.
+            False: to none. `slots` of each pair; None: by the shapes, at most 8 for two links.
         srdf: a file whose ``<disable_collisions>`` leave out pairs of links; it matters where bodies touch each other.
         strict: refuse a file of which anything is lost that the motion depends on. Otherwise one warning has it, and
             ``mech.load_report`` as data (`torchdojo.io.LoadReport`).
