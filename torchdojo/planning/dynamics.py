@@ -41,8 +41,8 @@ def refuse_drives(label: str, mech: Mechanism) -> None:
     if own:
         raise ValueError(
             f"{label}: got True for a mechanism with drives, {own}, whose activations plans do not carry; allowed: False, which plans "
-            "forces and torques u, or actuators alone, mech.drives = None; with activations, descend along gradients of "
-            "mech.drives.rollout(z, ctrl, act)"
+            "forces and torques u, or actuators alone, mech.drives = None; with activations, descend along "
+            "gradients of mech.drives.rollout(z, ctrl, act)"
         )
 
 
