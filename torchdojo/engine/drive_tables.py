@@ -102,13 +102,11 @@ def _stacked(values: Sequence[Any]) -> Tensor:
     return torch.stack(torch.broadcast_tensors(*[numbers_of(value) for value in values]), dim=-1)
 
 
-def numbers_of(value: Any) -> Tensor:
-    """float64 of a number, a tensor, or a tuple of them, which is stacked in the last dimension."""
-    if isinstance(value, tuple):
-        if not value:
-            return torch.zeros(0, dtype=torch.float64)
-        return torch.stack(torch.broadcast_tensors(*[as_tensor(entry, "Drive").double() for entry in value]), dim=-1)
-    return as_tensor(value, "Drive").double()
+def numbers_of(value: Any, label: str = "Drive") -> Tensor:
+    """float64 of a number, a tensor, or several of them, which are stacked in the last dimension."""
+    if isinstance(value, tuple | list) and any(isinstance(entry, Tensor) for entry in value):
+        return torch.stack(torch.broadcast_tensors(*[as_tensor(entry, label).double() for entry in value]), dim=-1)
+    return as_tensor(value, label).double()
 
 
 def has_tensors(drive: Any) -> bool:

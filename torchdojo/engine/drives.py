@@ -77,7 +77,7 @@ class Drive:
         for label, table, name in (("dynamics", DYNAMICS, self.dynamics), ("gain", FORCES, self.gain), ("bias", FORCES, self.bias)):
             if name not in table:
                 raise ValueError(f"Drive {label}: got {name!r}; allowed: {', '.join(cast(Mapping[str, Any], table))}")
-            numbers, law = as_tensor(getattr(self, f"{label}_numbers"), f"Drive {label}_numbers"), cast(Mapping[str, Any], table)[name]
+            numbers, law = numbers_of(getattr(self, f"{label}_numbers"), f"Drive {label}_numbers"), cast(Mapping[str, Any], table)[name]
             if numbers.shape[-1] < law.size:
                 raise ValueError(f"Drive {label}_numbers: got {numbers.shape[-1]}; allowed: {law.size} or more numbers for {name!r}")
             if isinstance(law, Force) and law.needs_range and self.lengths is None:
