@@ -59,13 +59,14 @@ class Table(NamedTuple):
         """drives: name -> `td.Drive` or None. activated: the names of those with an activation."""
         own = {i: drive for i, drive in enumerate(drives.values()) if drive is not None}
         stateful = {i: drive for i, (name, drive) in enumerate(drives.items()) if name in activated}
-        scalars = [
+        gear, length0 = (
             _stacked([0.0 if drive is None or drive.site is not None else getattr(drive, name) for drive in drives.values()])
             for name in ("gear", "length0")
-        ]
+        )
         every = list(drives.values())
         return cls(
-            *scalars,
+            gear,
+            length0,
             _bounds([drive and drive.ctrlrange for drive in every]),
             _bounds([drive and drive.forcerange for drive in every]),
             _bounds([drive.actrange for drive in stateful.values()]),

@@ -124,7 +124,8 @@ def _driven(mech: Mechanism) -> list[int]:
 
 def _motion(env: Env, z: Tensor, goal: Tensor) -> Motion:
     """States before any action, without impulses and memory."""
-    rest = z.new_zeros(len(z), env.num_actions), goal, *[z.new_zeros(len(z), 0)] * 3
+    none = z.new_zeros(len(z), 0)
+    rest = z.new_zeros(len(z), env.num_actions), goal, none, none, none
     return Motion(z, z[..., :STATE_SIZE], *env.mech.to_minimal(z), *rest, torch.zeros(len(z), dtype=torch.int64))
 
 

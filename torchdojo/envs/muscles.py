@@ -61,8 +61,10 @@ class MuscleArm(Env):
         joints, parents = {}, {"shoulder": (None, (0.0, 0.0, HEIGHT)), "elbow": ("upper", (half["upper"], 0.0, 0.0))}
         for (joint, limits), body in zip(JOINTS.items(), LINKS, strict=True):
             parent, anchor = parents[joint]
-            place = {"parent_anchor": anchor, "child_anchor": (-half[body], 0.0, 0.0)}
-            joints[joint] = Revolute(parent, body, axis=(0.0, 0.0, 1.0), **place, limits=limits, damper=DAMPER)
+            end = (-half[body], 0.0, 0.0)
+            joints[joint] = Revolute(
+                parent, body, axis=(0.0, 0.0, 1.0), parent_anchor=anchor, child_anchor=end, limits=limits, damper=DAMPER
+            )
         mech = Mechanism(bodies, joints, timestep=0.01 if self.timestep is None else self.timestep)
         mech.drives = _muscles(mech)
         return mech
