@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import warnings
 from pathlib import Path
@@ -147,6 +148,87 @@ def test_gradients_pass_activations() -> None:
         assert abs(float((gradient * direction).sum()) - difference) < 1e-6 * max(1.0, abs(difference))
 
 
+def test_numbers_may_be_tensors_with_a_batch_and_a_graph() -> None:
+    """Each environment with its own peak force equals that force alone, and the gradient by it is that of differences."""
+    mech = finger()
+    z, ctrl = mech.initial_state(2, knuckle={"q": 0.2}), torch.tensor([[0.7]] * 5, dtype=torch.float64)
+
+    def end(force: object, z: torch.Tensor) -> torch.Tensor:
+        drives = td.Drives(mech, {"pull": td.Drive.muscle(joint="knuckle", gear=0.02, lengths=(-0.03, 0.03), force=force)})
+        return mech.to_minimal(drives.rollout(z, ctrl).path.z[..., -1, :])[0][..., 0]
+
+    force = torch.tensor([20.0, 40.0], dtype=torch.float64, requires_grad=True)
+    both = end(force, z)
+    for i, number in enumerate((20.0, 40.0)):
+        assert float(both[i].detach() - end(number, z[i])) == pytest.approx(0.0, abs=1e-12)
+    (slope,) = torch.autograd.grad(both.sum(), force)
+    with torch.no_grad():
+        expected = (end(force + 1e-3, z) - end(force - 1e-3, z)) / 2e-3
+    torch.testing.assert_close(slope, expected, rtol=1e-6, atol=1e-10)
+
+
+def test_vmap_and_pickling() -> None:
+    mech = finger()
+    torch.manual_seed(1)
+    z, ctrl, act = mech.initial_state(3, knuckle={"q": 0.2}), torch.rand(3, 3).double(), torch.rand(3, 2).double()
+    whole = mech.drives.step(z, ctrl, act, repeat=2)
+    state, after, force = torch.func.vmap(lambda *given: (out := mech.drives.step(*given, repeat=2)).out[:1] + out[1:])(z, ctrl, act)
+    for ours, theirs in ((state, whole.out.z), (after, whole.act), (force, whole.force)):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
+    copied = pickle.loads(pickle.dumps(mech))
+    assert copied.drives.mech is copied
+    again = copied.drives.step(z, ctrl, act, repeat=2)
+    assert torch.equal(again.out.z, whole.out.z) and torch.equal(again.act, whole.act)
+
+
+def test_a_control_that_is_not_finite_is_flagged_alone() -> None:
+    mech = finger()
+    z = mech.initial_state(3, knuckle={"q": 0.2})
+    ctrl = torch.full((3, 3), 0.5, dtype=torch.float64, requires_grad=True)
+    act = torch.full((3, 2), 0.25, dtype=torch.float64, requires_grad=True)
+    bad = torch.tensor([[0.0], [torch.nan], [0.0]], dtype=torch.float64)
+    out = mech.drives.step(z, ctrl + bad, act)
+    assert [bool(status) for status in out.out.status] == [False, True, False]
+    assert torch.equal(out.out.z[1], z[1]) and torch.equal(out.act[1], act[1]) and not torch.equal(out.act[0], act[0])
+    (out.out.z.sum() + out.act.sum()).backward()
+    for leaf in (ctrl, act):
+        assert leaf.grad is not None and bool(torch.isfinite(leaf.grad).all()) and bool((leaf.grad[0] != 0).all())
+    assert float(ctrl.grad[1].abs().max()) == 0.0
+    path = mech.drives.rollout(z, (ctrl + bad)[:, None].expand(-1, 3, -1).detach())
+    assert path.path.status.bool().tolist() == [[False] * 3, [True] * 3, [False] * 3] and bool(torch.isfinite(path.act).all())
+
+
+def test_wrenches_add_to_drives_at_sites() -> None:
+    mech = finger()
+    z, ctrl = mech.initial_state(knuckle={"q": 0.2}), torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
+    u, push, _ = mech.drives.inputs(ctrl, torch.zeros(2, dtype=torch.float64), z)
+    outer = torch.tensor([0.3, 0.1, 0.0, 0.0, 0.02, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(mech.drives.step(z, ctrl, wrench=outer).out.z, mech.step(z, u, wrench=push + outer).z, rtol=0, atol=1e-14)
+
+
+def test_steps_and_plans_of_the_mechanism_name_the_drives() -> None:
+    mech = finger()
+    z, ctrl = mech.initial_state(), torch.zeros(2, 3, dtype=torch.float64)
+    words = r"ctrl: got controls of mech.drives, \['muscle', 'lag', 'fan'\].*use mech.drives.step\(z, ctrl, act\) or mech.drives.rollout"
+    for call in (
+        lambda: mech.step(z, ctrl=ctrl[0]),
+        lambda: mech.rollout(z, ctrl=ctrl),
+        lambda: mech.rollout_feedback(z, None, ctrl=ctrl),
+        lambda: mech.linearize(z, ctrl=ctrl[0]),
+    ):
+        with pytest.raises(ValueError, match=words):
+            call()
+    td.actuate(mech, {"motor": td.Actuator.motor("knuckle", gear=1.0)})
+    assert mech.step(z, ctrl=ctrl[0, :1]).z.shape == z.shape
+    with pytest.raises(ValueError, match=words):
+        mech.step(z, ctrl=ctrl[0])
+    plans = r"got True for a mechanism with drives, \['muscle', 'lag', 'fan'\].*gradients of mech.drives.rollout\(z, ctrl, act\)"
+    with pytest.raises(ValueError, match=plans):
+        td.planning.Problem(mech, z, 3, costs=[td.planning.Input(1.0)], controls=True)
+    with pytest.raises(ValueError, match=plans):
+        td.planning.inverse_dynamics(mech, z, z, controls=True)
+
+
 def test_what_is_refused() -> None:
     mech = finger()
     for given, words in [
@@ -180,3 +262,6 @@ def test_what_is_refused() -> None:
         mech.drives.step(z, torch.zeros(3).double(), torch.zeros(1).double())
     with pytest.raises(ValueError, match="got a policy without steps"):
         mech.drives.rollout(z, lambda z, act: act)
+    for wrong in (torch.zeros(3).double(), torch.zeros(0, 3).double(), [[0.0] * 3]):
+        with pytest.raises(ValueError, match=r"ctrl: got shape .*; allowed: \(..., T, 3\), T of 1 or more"):
+            mech.drives.rollout(z, wrong)

@@ -58,7 +58,7 @@ def test_steps_in_contact_are_mirrored(name: str) -> None:
 
 def motion(env: td.envs.Env, z: torch.Tensor, action: torch.Tensor) -> Motion:
     empty = z.new_zeros(len(z), 0)
-    return Motion(z, z[:, :13], *env.mech.to_minimal(z), action, empty, empty, empty, torch.zeros(len(z), dtype=torch.int64))
+    return Motion(z, z[:, :13], *env.mech.to_minimal(z), action, empty, empty, empty, empty, torch.zeros(len(z), dtype=torch.int64))
 
 
 def test_velocity_commands_are_mirrored() -> None:

@@ -29,7 +29,7 @@ from torchdojo.learning.conditions import Conditions
 from torchdojo.learning.following import command_of, speeds
 from torchdojo.learning.gait import BY_FOOT, GAIT, GaitReport, gait_report
 from torchdojo.learning.motors import places, torques
-from torchdojo.learning.rollouts import SEED, Evaluation, evaluate, variants
+from torchdojo.learning.rollouts import SEED, Evaluation, Recording, evaluate, variants
 from torchdojo.learning.runs import load_run
 from torchdojo.learning.transfer import transfer as in_mujoco
 from torchdojo.viewer.playback import Playback
@@ -227,21 +227,32 @@ def _median(result: Evaluation) -> int:
     return int(result.returns.argsort()[len(result.returns) // 2])
 
 
+def _efforts(env: Env, record: Recording, number: int, q: Tensor, qd: Tensor) -> tuple[dict[str, Tensor], list[str]]:
+    """Curves of the torques of motors, or of the activations of drives, by name, and the names of the largest."""
+    mech, actions = env.mech, record.actions[: len(q), number]
+    if env.driving is None:
+        place = places(mech)
+        torque = torques(mech, actions, q[:, place], qd[:, place])
+        named = {f"torque of {name} [N m]": torque[:, i] for i, name in enumerate(env.action_names)}
+    else:
+        assert record.activations is not None
+        torque = record.activations[: len(actions), number]
+        named = {f"activation of {name}": torque[:, i] for i, name in enumerate(env.driving.drives.activated)}
+    return named, [list(named)[i] for i in torque.square().mean(0).argsort(descending=True)[:CURVES].tolist()]
+
+
 def shown(env: Env, result: Evaluation, number: int, curves_of: Playback | None = None) -> Playback:
     """A recorded episode, with contact forces, speed, its command, and the largest torques as curves, or those that another one shows."""
     record, mech = result.recording, env.mech
-    assert record is not None and mech.actuators is not None
+    assert record is not None
     steps = int(result.lengths[number])
-    z, actions, impulses = record.z[: steps + 1], record.actions[:steps, number], record.impulses[:steps]
+    z, impulses = record.z[: steps + 1], record.impulses[:steps]
     q, qd = mech.to_minimal(z[1:, number])
-    place = places(mech)
-    torque = torques(mech, actions, q[:, place], qd[:, place])
     forward = speeds(mech, record)[:steps, number, 0]
     curves, command = {"speed along the heading [m/s]": forward}, command_of(env, record.goals)
     if command is not None:
         curves["commanded speed [m/s]"] = command[:steps, number, 0]
-    named = {f"torque of {name} [N m]": torque[:, i] for i, name in enumerate(mech.actuators.names)}
-    largest = [list(named)[i] for i in torque.square().mean(0).argsort(descending=True)[:CURVES].tolist()]
+    named, largest = _efforts(env, record, number, q, qd)
     curves |= {name: named[name] for name in (largest if curves_of is None else curves_of.curves) if name in named}
     gap = torch.full((1,), torch.nan, dtype=torch.float64)
     after_start = {name: torch.cat((gap, values)) for name, values in curves.items()}

@@ -24,6 +24,7 @@ from torchdojo import quaternion as quat
 from torchdojo.elements.actuator_laws import DYNAMICS, FORCES, Dynamics, Force
 from torchdojo.elements.tendon_paths import Frame
 from torchdojo.engine.backend import Trajectory
+from torchdojo.engine.drive_tables import Table, has_tensors, numbers_of, ordered
 from torchdojo.engine.periods import added, check_repeat
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.parameters import as_tensor
@@ -76,7 +77,7 @@ class Drive:
         for label, table, name in (("dynamics", DYNAMICS, self.dynamics), ("gain", FORCES, self.gain), ("bias", FORCES, self.bias)):
             if name not in table:
                 raise ValueError(f"Drive {label}: got {name!r}; allowed: {', '.join(cast(Mapping[str, Any], table))}")
-            numbers, law = as_tensor(getattr(self, f"{label}_numbers"), f"Drive {label}_numbers"), cast(Mapping[str, Any], table)[name]
+            numbers, law = numbers_of(getattr(self, f"{label}_numbers"), f"Drive {label}_numbers"), cast(Mapping[str, Any], table)[name]
             if numbers.shape[-1] < law.size:
                 raise ValueError(f"Drive {label}_numbers: got {numbers.shape[-1]}; allowed: {law.size} or more numbers for {name!r}")
             if isinstance(law, Force) and law.needs_range and self.lengths is None:
@@ -158,6 +159,20 @@ class Drives:
         for name, drive in self.drives.items():
             if drive is not None:
                 self._check(name, drive)
+        of_joints, of_tendons = (
+            {i: drive for i, drive in enumerate(self.drives.values()) if drive is not None and getattr(drive, target)}
+            for target in ("joint", "tendon")
+        )
+        rest = {i: drive for i, drive in enumerate(self.drives.values()) if i not in of_joints and i not in of_tendons}
+        self._targets = of_joints, of_tendons, rest
+        self._others = [i for i, drive in enumerate(self.drives.values()) if drive is None]
+        self._stateful = [self.names.index(name) for name in self.activated]
+        self._early = torch.tensor([cast(Drive, self.drives[name]).early for name in self.activated], dtype=torch.bool)
+        # The force of a drive has its activation, the entry behind all controls, or its control.
+        count = len(self.names)
+        self._source = [count + self._stateful.index(i) if i in self._stateful else i for i in range(count)]
+        constant = not any(has_tensors(drive) for drive in self.drives.values())
+        self._kept: Table | None = Table.of(self.drives, self.activated) if constant else None
 
     def _check(self, name: str, drive: Drive) -> None:
         mech = self.mech
@@ -191,84 +206,103 @@ class Drives:
         """Zeros (..., na)."""
         return torch.zeros(*batch_shape, self.num_activations, dtype=torch.float64)
 
+    @property
+    def _numbers(self) -> Table:
+        """Numbers of all drives. They are kept where none is a tensor, which may change in place or carry a graph."""
+        return Table.of(self.drives, self.activated) if self._kept is None else self._kept
+
     # -- laws ----------------------------------------------------------------------------------------------------------------------------
 
-    def advance(self, ctrl: Tensor, act: Tensor) -> Tensor:
-        """The activations after one step (..., na), from controls (..., n) and activations (..., na) before it."""
+    def advance(self, ctrl: Tensor, act: Tensor, *, repeat: int = 1) -> Tensor:
+        """The activations after a step (..., na), or after `repeat` steps under one control.
+
+        They do not depend on the motion. Where a control or an activation of an environment is not finite, its activations stay.
+
+        Args:
+            ctrl: (..., n). act: (..., na), before the step.
+        """
         self._check_size("ctrl", ctrl, len(self.names))
         self._check_size("act", act, self.num_activations)
-        values = []
-        for i, name in enumerate(self.activated):
-            drive = cast(Drive, self.drives[name])
-            given = _clip(ctrl[..., self.names.index(name)], drive.ctrlrange)
-            numbers = _numbers(drive.dynamics_numbers)
-            values.append(_clip(self._dynamics(drive).advance(given, act[..., i], numbers, self.mech.timestep), drive.actrange))
-        return torch.stack(torch.broadcast_tensors(*values), dim=-1) if values else act
+        if not self.activated:
+            return act
+        table, good = self._numbers, _finite(ctrl, act)
+        given, now = table.ctrl.clip(torch.where(good, ctrl, 0.0)), torch.where(good, act, 0.0)
+        columns = [(group, group.places, [self._stateful.index(place) for place in group.places]) for group in table.dynamics]
+        for _ in range(check_repeat(repeat)):
+            parts = [
+                (own, DYNAMICS[group.law].advance(given[..., places], now[..., own], group.numbers, self.mech.timestep))
+                for group, places, own in columns
+            ]
+            now = table.act.clip(ordered(parts))
+        return torch.where(good, now, act)
 
     def measure(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Lengths [m, rad] and velocities of the transmissions at z, (..., n). Drives of `mech.actuators` have zeros."""
-        mech, zero = self.mech, z.new_zeros(z.shape[:-1])
-        q, qd = mech.to_minimal(z) if any(drive is not None and drive.joint for drive in self.drives.values()) else (zero, zero)
-        places, number = mech.coordinate_places(), {name: i for i, name in enumerate(mech.tendons)}
-        on_tendons = any(drive is not None and drive.tendon for drive in self.drives.values())
-        tendons = (mech.tendon_lengths(z), mech.tendon_velocities(z)) if on_tendons else None
-        columns: list[tuple[Tensor, Tensor]] = []
-        for drive in self.drives.values():
-            if drive is None:
-                columns.append((zero, zero))
-            elif drive.joint is not None:
-                place, gear = places[drive.joint].start + drive.coordinate, _numbers(drive.gear)
-                columns.append((_numbers(drive.length0) + gear * q[..., place], gear * qd[..., place]))
-            elif drive.tendon is not None and tendons is not None:
-                i, gear = number[drive.tendon], _numbers(drive.gear)
-                columns.append((gear * tendons[0][..., i], gear * tendons[1][..., i]))
-            else:
-                columns.append((zero, self._site_velocity(z, drive)))
-        lengths, velocities = (torch.stack(torch.broadcast_tensors(*column), dim=-1) for column in zip(*columns, strict=True))
+        mech, table, parts = self.mech, self._numbers, list[tuple[list[int], tuple[Tensor, Tensor]]]()
+        joints, tendons, others = self._targets
+        if joints:
+            places, (q, qd) = mech.coordinate_places(), mech.to_minimal(z)
+            chosen = [places[drive.joint].start + drive.coordinate for drive in joints.values()]
+            own, gear = list(joints), table.gear[..., list(joints)]
+            parts.append((own, (table.length0[..., own] + gear * q[..., chosen], gear * qd[..., chosen])))
+        if tendons:
+            number = {name: i for i, name in enumerate(mech.tendons)}
+            chosen, own = [number[cast(str, drive.tendon)] for drive in tendons.values()], list(tendons)
+            gear = table.gear[..., own]
+            parts.append((own, (gear * mech.tendon_lengths(z)[..., chosen], gear * mech.tendon_velocities(z)[..., chosen])))
+        zero = z.new_zeros(*z.shape[:-1], 1)
+        for i, drive in others.items():
+            parts.append(([i], (zero, zero if drive is None else self._site_velocity(z, drive)[..., None])))
+        lengths, velocities = (ordered([(own, pair[k]) for own, pair in parts]) for k in (0, 1))
         return lengths, velocities
 
     def _site_velocity(self, z: Tensor, drive: Drive) -> Tensor:
-        site, gear = cast(Frame, drive.site), _numbers(drive.gear)
+        site, gear = cast(Frame, drive.site), numbers_of(drive.gear)
         body = self.mech.body_state(z, site.body)
         v = quat.inverse_rotate(body.q, body.v) + quat.cross(body.omega, site.position)
         return (gear * torch.cat([quat.inverse_rotate(site.orientation, part) for part in (v, body.omega)], dim=-1)).sum(-1)
 
     def forces(self, ctrl: Tensor, act: Tensor, z: Tensor) -> Tensor:
         """Force of each drive before its gear [N, N·m], (..., n); zeros for those of `mech.actuators`."""
+        self._check_size("ctrl", ctrl, len(self.names))
+        self._check_size("act", act, self.num_activations)
+        table, count = self._numbers, len(self.names)
         lengths, velocities = self.measure(z)
-        after = self.advance(ctrl, act)
-        values = []
-        for i, (name, drive) in enumerate(self.drives.items()):
-            if drive is None:
-                values.append(torch.zeros_like(lengths[..., i]))
-                continue
-            given = _clip(ctrl[..., i], drive.ctrlrange)
-            if name in self.activated:
-                given = (after if drive.early else act)[..., self.activated.index(name)]
-            numbers = [_numbers(value) for value in (drive.gain_numbers, drive.bias_numbers, drive.lengths or (0.0, 1.0), drive.acc0)]
-            at = lengths[..., i], velocities[..., i]
-            gain = FORCES[drive.gain].gain(*at, numbers[0], numbers[2], numbers[3])
-            values.append(_clip(gain * given + FORCES[drive.bias].bias(*at, numbers[1], *numbers[2:]), drive.forcerange))
-        return torch.stack(torch.broadcast_tensors(*values), dim=-1)
+        given = table.ctrl.clip(ctrl)
+        if self.activated:
+            now = torch.where(self._early, self.advance(ctrl, act), act) if bool(self._early.any()) else act
+            given = ordered([(range(count), given), (range(count, count + self.num_activations), now)])[..., self._source]
+        parts: tuple[list[tuple[list[int], Tensor]], ...] = ([], [])
+        for part, groups, name in zip(parts, (table.gain, table.bias), ("gain", "bias"), strict=True):
+            for group in groups:
+                at = lengths[..., group.places], velocities[..., group.places]
+                part.append((group.places, getattr(FORCES[group.law], name)(*at, group.numbers, group.lengths, group.acc0)))
+            if self._others:
+                part.append((self._others, given.new_zeros(len(self._others))))
+        gain, bias = (ordered(part) for part in parts)
+        return table.force.clip(gain * given + bias)
 
     def inputs(self, ctrl: Tensor, act: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """u (..., nu), wrench (..., 6 nb) of drives at sites or None, and the forces (..., n)."""
         mech, force = self.mech, self.forces(ctrl, act, z)
         batch = torch.broadcast_shapes(force.shape[:-1], ctrl.shape[:-1])
         u = force.new_zeros(*batch, mech.num_inputs)
+        joints, tendons, others = self._targets
+        if along := {**joints, **tendons}:
+            places = mech.input_layout
+            chosen = [places[d.joint].start + d.coordinate if d.joint else places[d.tendon].start for d in along.values()]
+            own = list(along)
+            pull = (self._numbers.gear[..., own] * force[..., own]).expand(*batch, len(own))
+            u = u.index_add(-1, torch.tensor(chosen), pull)
         if len(self._shared):
             u = u + mech.actuators(ctrl[..., self._shared], z)
         wrench: Tensor | None = None
-        for i, drive in enumerate(self.drives.values()):
-            if drive is None:
+        for i, drive in others.items():
+            if drive is None or drive.site is None:
                 continue
             one = force[..., i, None].expand(*batch, 1)
-            if drive.site is None:
-                place = mech.input_layout[drive.joint or drive.tendon].start + (drive.coordinate if drive.joint else 0)
-                u = u + torch.nn.functional.pad(_numbers(drive.gear)[..., None] * one, (place, mech.num_inputs - place - 1))
-                continue
             size, start = TWIST_SIZE * mech.num_bodies, TWIST_SIZE * list(mech.bodies).index(drive.site.body)
-            push, turn = (quat.rotate(drive.site.orientation, part) for part in (_numbers(drive.gear) * one).split(3, dim=-1))
+            push, turn = (quat.rotate(drive.site.orientation, part) for part in (numbers_of(drive.gear) * one).split(3, dim=-1))
             turn = turn + quat.cross(drive.site.position.expand_as(push), push)
             part = torch.cat((quat.rotate(mech.body_state(z, drive.site.body).q, push), turn), dim=-1)
             part = torch.nn.functional.pad(part, (start, size - start - TWIST_SIZE))
@@ -277,24 +311,46 @@ class Drives:
 
     # -- steps ---------------------------------------------------------------------------------------------------------------------------
 
-    def step(self, z: Tensor, ctrl: Tensor, act: Tensor | None = None, *, repeat: int = 1, warm_start: Tensor | None = None) -> DriveOutput:
-        """One step, or one period of `repeat` steps under one control.
+    def step(
+        self,
+        z: Tensor,
+        ctrl: Tensor,
+        act: Tensor | None = None,
+        *,
+        repeat: int = 1,
+        warm_start: Tensor | None = None,
+        wrench: Tensor | None = None,
+    ) -> DriveOutput:
+        """One step, or one period of `repeat` steps under one control. Each step is one call of the kernel, with torch around it.
+
+        An environment whose control or activation is not finite is flagged, and keeps its state and its activations.
 
         Args:
             z: (..., 13 nb). ctrl: (..., n). act: (..., na); None: zeros. repeat, warm_start: as in `Mechanism.step`.
+            wrench: further external forces and torques, as in `Mechanism.step`, (..., 6 nb) [N, N·m].
 
         Raises:
             ValueError: wrong shapes; and as `Mechanism.step`.
         """
         act = self.initial_activation() if act is None else act
+        self._check_size("ctrl", ctrl, len(self.names))
+        self._check_size("act", act, self.num_activations)
         total: StepOutput | None = None
         first: Tensor | None = None
+        good = _finite(ctrl, act)
+        used, now = torch.where(good, ctrl, 0.0), torch.where(good, act, 0.0)  # a law of NaN would pass NaN to gradients of others
         for _ in range(check_repeat(repeat)):
-            u, wrench, force = self.inputs(ctrl, act, z)
-            out = self.mech.step(z, u, wrench=wrench, warm_start=warm_start)
-            act, z, warm_start = self.advance(ctrl, act), out.z, out.solution.detach()
+            u, push, force = self.inputs(used, now, z)
+            u = torch.where(good, u, torch.nan)
+            if wrench is not None or push is not None:
+                push = wrench if push is None else push if wrench is None else push + wrench
+            if not u.shape[-1] and push is not None:
+                push = torch.where(good, push, torch.nan)
+            out = self.mech.step(z, u, wrench=push, warm_start=warm_start)
+            now, z, warm_start = self.advance(used, now), out.z, out.solution.detach()
             total = out if total is None else added(total, out)
-            first = force if first is None else first
+            first = torch.where(good, force, torch.nan) if first is None else first
+        act = torch.where(good, now, act)
         return DriveOutput(cast(StepOutput, total), act.expand(*z.shape[:-1], self.num_activations), cast(Tensor, first))
 
     def rollout(
@@ -306,29 +362,31 @@ class Drives:
         steps: int | None = None,
         repeat: int = 1,
         warm_start: Tensor | None = None,
+        wrench: Tensor | None = None,
     ) -> DriveTrajectory:
-        """Many periods, each warm-started from the one before.
+        """Many periods, each warm-started from the one before, as `Mechanism.rollout` with activations.
 
         Args:
             z: (..., 13 nb). ctrl: (..., T, n), or a policy (z, act) -> (..., n) with `steps`. act: (..., na); None: zeros.
-            steps: T. repeat: steps of each period, which hold its control. warm_start: as in `Mechanism.rollout`.
+            steps: T. repeat: steps of each period, which hold its control. warm_start, wrench: as in `Mechanism.rollout`.
 
         Raises:
             ValueError: wrong shapes, a policy without `steps`.
         """
         if callable(ctrl):
-            if steps is None:
-                raise ValueError("rollout: got a policy without steps; give steps=T")
+            if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+                raise ValueError(f"rollout: got a policy without steps, or steps={steps!r}; give steps=T, a whole number of 1 or more")
             policy = ctrl
         else:
-            if ctrl.ndim < 2 or steps not in (None, ctrl.shape[-2]):
-                raise ValueError(f"ctrl: got shape {tuple(ctrl.shape)} with steps={steps}; allowed: (..., T, {len(self.names)})")
+            if not isinstance(ctrl, Tensor) or ctrl.ndim < 2 or not ctrl.shape[-2] or steps not in (None, ctrl.shape[-2]):
+                got = tuple(ctrl.shape) if isinstance(ctrl, Tensor) else type(ctrl).__name__
+                raise ValueError(f"ctrl: got shape {got} with steps={steps}; allowed: (..., T, {len(self.names)}), T of 1 or more")
             steps = ctrl.shape[-2]
         act = self.initial_activation() if act is None else act
         states, acts, given, outs, forces = [z], [act], [], [], []
         for t in range(steps):
             now = policy(z, act) if callable(ctrl) else ctrl[..., t, :]
-            out, act, force = self.step(z, now, act, repeat=repeat, warm_start=warm_start)
+            out, act, force = self.step(z, now, act, repeat=repeat, warm_start=warm_start, wrench=wrench)
             z, warm_start = out.z, out.solution.detach()
             states.append(z)
             acts.append(act)
@@ -360,11 +418,6 @@ class Drives:
             raise ValueError(f"{name}: got {got}; allowed: a tensor (..., {size}), one number for each of {list(names)}")
 
 
-def _numbers(value: Any) -> Tensor:
-    if isinstance(value, tuple):
-        return torch.stack(torch.broadcast_tensors(*[as_tensor(v, "Drive").double() for v in value]), dim=-1) if value else torch.zeros(0)
-    return as_tensor(value, "Drive").double()
-
-
-def _clip(value: Tensor, bounds: tuple[Any, Any] | None) -> Tensor:
-    return value if bounds is None else torch.clamp(value, _numbers(bounds[0]), _numbers(bounds[1]))
+def _finite(ctrl: Tensor, act: Tensor) -> Tensor:
+    """Whether all controls and activations of an environment are finite, (..., 1)."""
+    return torch.isfinite(ctrl).all(-1, keepdim=True) & torch.isfinite(act).all(-1, keepdim=True)

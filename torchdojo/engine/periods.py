@@ -7,6 +7,7 @@ report, and the next step starts from the solution of the one before.
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from torchdojo.elements.actuators import Actuators
 from torchdojo.engine.backend import Stepper
@@ -14,7 +15,7 @@ from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import StepInputs
 from torchdojo.structure import Structure
 
-__all__ = ["Periods", "added", "check_repeat", "law_of"]
+__all__ = ["Periods", "added", "check_repeat", "law_of", "refuse_drives"]
 
 
 class Periods(Stepper):
@@ -68,6 +69,17 @@ def law_of(structure: Structure, u: object, ctrl: object) -> Actuators | None:
         return None
     if u is not None:
         raise ValueError("u and ctrl: got both; actuators turn ctrl into u, so give one of them")
+    refuse_drives(structure, ctrl)
     if structure.actuators is None:
         raise ValueError("ctrl: got one for a mechanism without actuators; add them with td.actuate(mech, {...}), or give u")
     return structure.actuators
+
+
+def refuse_drives(structure: Structure, ctrl: object) -> None:
+    """Raise for controls of `mech.drives`, whose activations a step of the mechanism does not carry."""
+    drives, size = getattr(structure, "drives", None), len(structure.actuators or ())
+    if drives is not None and (not size or (isinstance(ctrl, Tensor) and ctrl.shape[-1:] == (len(drives.names),) != (size,))):
+        raise ValueError(
+            f"ctrl: got controls of mech.drives, {list(drives.names)}, whose activations these steps do not carry; allowed: those of "
+            f"mech.actuators, {size} of them; use mech.drives.step(z, ctrl, act) or mech.drives.rollout(z, ctrl, act)"
+        )

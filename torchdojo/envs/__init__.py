@@ -16,6 +16,7 @@ from torchdojo.envs.gaits import Gait
 from torchdojo.envs.locomotion import Locomotion
 from torchdojo.envs.mirrors import Mirror, find_mirror
 from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition
+from torchdojo.envs.muscles import MuscleArm
 from torchdojo.envs.on_device import OnDevice
 from torchdojo.envs.segment import Segment, SegmentOutput
 from torchdojo.envs.table import TableEnv, make, names
@@ -29,6 +30,7 @@ __all__ = [
     "Locomotion",
     "Mirror",
     "Motion",
+    "MuscleArm",
     "OnDevice",
     "Segment",
     "SegmentOutput",

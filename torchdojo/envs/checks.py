@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
+    from torchdojo.envs.motion import EnvState, Motion
     from torchdojo.solver.options import SolverOptions
 
 __all__ = [
-    "check_action", "check_kappa", "check_mask", "check_memory", "check_results", "check_shard", "counted", "one_from",
-    "positive",
+    "check_action", "check_kappa", "check_mask", "check_memory", "check_methods", "check_results", "check_shard", "check_start",
+    "counted", "one_from", "positive",
 ]  # fmt: skip
 
 Choice = TypeVar("Choice")
@@ -78,6 +79,25 @@ def check_results(name: str, count: int, obs: Tensor, parts: Mapping[str, Tensor
             raise ValueError(f"{name}: {label} is {result.dtype} {tuple(result.shape)}; allowed: {kind}, ({count},)")
     if obs.ndim != 2 or not bool(torch.isfinite(obs).all()):
         raise ValueError(f"{name}: observe gave {tuple(obs.shape)}; allowed: finite numbers, ({count}, n)")
+
+
+def check_methods(env: Any, name: str, motion: Motion) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Observation of starts and parts of their reward; raises unless all methods of an environment return the right types and shapes."""
+    check_memory(f"{name}: memories", motion.memory, (len(motion.z), *motion.memory.shape[1:2]))
+    check_memory(f"{name}: remember", env.remember(motion, motion, motion.memory), tuple(motion.memory.shape))
+    if env.resample and not motion.goal.shape[-1]:
+        raise ValueError(f"resample: got {env.resample} for {name}, which has no goals; allowed: 0; override goals(count)")
+    obs, parts = env._observe(motion), env._parts(env.reward(motion, motion, motion.action))
+    check_results(name, len(motion.z), obs, parts, env.terminated(motion))
+    return obs, parts
+
+
+def check_start(z: Tensor, goal: Tensor, now: EnvState) -> None:
+    """Raise unless states and goals of starts have the shapes that an environment has now."""
+    if z.shape != now.z.shape or goal.shape != now.goal.shape:
+        raise ValueError(
+            f"reset: got z {tuple(z.shape)} and goal {tuple(goal.shape)}; allowed: {tuple(now.z.shape)} and {tuple(now.goal.shape)}"
+        )
 
 
 def check_shard(shard: Any) -> tuple[int, int]:

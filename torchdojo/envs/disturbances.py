@@ -16,7 +16,7 @@ from torchdojo.envs.checks import counted, one_from, positive
 from torchdojo.mechanism import Mechanism
 from torchdojo.state.layout import STATE_SIZE
 
-__all__ = ["Kicks", "SensorNoise", "Sensors"]
+__all__ = ["Kicks", "SensorNoise", "Sensors", "rows_of_steps"]
 
 VELOCITY = 3  # place of a body's velocity among its numbers
 MOVES = 1e-6  # [m/s] by which the velocities of a robot that can move as a whole may differ from those of its joints
@@ -171,3 +171,20 @@ def _spread(name: str, given: Any, count: int) -> Tensor:
             f"{name}: got {got}; allowed: a finite number of 0 or more, or one for each of the {count} entries of the observation"
         )
     return sizes.expand(count).clone() if bool(sizes.any()) else sizes.new_zeros(0)
+
+
+def rows_of_steps(size: tuple[int, int], starts: int, kicks: Kicks | None, first: int, draws: int, generator: torch.Generator) -> Tensor:
+    """Random numbers of steps, (steps, B, n): the generator gives those of one step after those of another.
+
+    Args:
+        size: steps, B. starts: places in the pool. first: number of the first of these steps. draws: normal numbers of each environment.
+    """
+    index, uniform = torch.empty(size, dtype=torch.int64), torch.empty(size, dtype=torch.float64)
+    normal = torch.empty(*size, draws, dtype=torch.float64)
+    for t in range(size[0]):
+        index[t].random_(starts, generator=generator)
+        if kicks is not None:
+            uniform[t].uniform_(generator=generator)
+        normal[t].normal_(generator=generator)
+    kick = normal[..., :0] if kicks is None else kicks.draw(first + torch.arange(size[0])[:, None], uniform)
+    return torch.cat((index.double()[..., None], kick, normal), -1)

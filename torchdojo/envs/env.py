@@ -14,20 +14,21 @@ from torchdojo.envs.checks import (
     check_action,
     check_kappa,
     check_mask,
-    check_memory,
-    check_results,
+    check_methods,
     check_shard,
+    check_start,
     counted,
     one_from,
     positive,
 )  # fmt: skip
 from torchdojo.envs.direct import light_guards
-from torchdojo.envs.disturbances import Kicks, SensorNoise, Sensors
+from torchdojo.envs.disturbances import Kicks, SensorNoise, Sensors, rows_of_steps
+from torchdojo.envs.driving import Driving, GivenDrives, first_step, names_of_actions
 from torchdojo.envs.ground import Ground, Terrain, scan_points
 from torchdojo.envs.instruments import Instruments, SensorNames, by_sensor
 from torchdojo.envs.motion import EnvState, EnvStep, Motion, Transition, any_rare, finite, part_of
 from torchdojo.envs.randomization import Randomization, Ranges
-from torchdojo.envs.saving import restore, saved
+from torchdojo.envs.saving import restore, saved, statistics
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
 
@@ -71,6 +72,9 @@ class Env:
             ground at 7 x 5 points around it, or at given points (n, 2), ahead and to the left [m].
         observe_impulses: whether `Motion.impulses` has the contacts' normal impulses, and the observation ends with them over h · repeat.
         sensors: names in `mech.sensors`, or sensors by name; the observation ends with what they read (`Instruments`).
+        drives: {name: td.Drive(...)}, or `td.Drives`; None: those of the mechanism. Actions from -1 to 1 are then controls in the ranges of
+            these drives (`Driving`), and the activations are `Motion.activation`. observe_activations: True, or names of activations that
+            follow the rest of the observation, before `sensors`.
         autoreset: "same_step": an environment whose episode ends starts the next one in the same step. "disabled": it goes on from where
             it is, until `reset(mask)`.
         dtype: of observations and rewards. Everything inside is float64. seed: of the one generator that draws all random numbers.
@@ -79,6 +83,7 @@ class Env:
     Attributes:
         on_state: a function (B, 13 nb) -> (B, 13 nb) on the state right after the kernel, before coordinates, reward and observation are
             taken. Its backward sees the whole adjoint dReturn/dz of this control step; SHAC clips there. None: nothing.
+        action_names: of the actuators or drives that actions go to. driving: `Driving`, or None without drives.
         state: `EnvState`. period: h · repeat [s]. num_starts: in the pool.
         plain: whether `advance` is one step of the mechanism under the action, so that a `Segment` may call the kernel itself.
     """
@@ -110,6 +115,8 @@ class Env:
         height_scan: bool | Sequence[Sequence[float]] = False,
         observe_impulses: bool = False,
         sensors: SensorNames = (),
+        drives: GivenDrives = None,
+        observe_activations: bool | Sequence[str] = False,
         autoreset: Autoreset = "same_step",
         dtype: torch.dtype = torch.float64,
         seed: int = 0,
@@ -130,8 +137,8 @@ class Env:
         self.timestep = None if timestep is None else positive("timestep", timestep)  # build() may read both
         self.kappa = positive("kappa", mech.options.kappa if kappa is None and mech is not None else kappa)
         self.mech = self.build() if mech is None else mech
-        if self.mech.actuators is None:
-            raise ValueError(f"{type(self).__name__}: got a mechanism without actuators; give it motors, td.actuate(mech, {{...}})")
+        self.driving = Driving.of(self.mech, drives, observe_activations, self.repeat, type(self).__name__)
+        self.action_names = names_of_actions(self.mech, self.driving, type(self).__name__)
         if self.timestep is not None:
             self.mech.timestep = torch.as_tensor(self.timestep, dtype=torch.float64)
         if self.mech.timestep.numel() != 1:
@@ -141,13 +148,11 @@ class Env:
         options = check_kappa(type(self).__name__, self.kappa, self.mech.options)
         if options.kappa != self.kappa:
             self.mech.options = dataclasses.replace(options, kappa=self.kappa)
-        scan, label = scan_points(height_scan), self.name or type(self).__name__
-        if len(scan) and terrain is None:
-            raise ValueError(f"height_scan: got {height_scan!r} without terrain=; allowed: with terrain, as terrain='rough'")
+        scan, label = scan_points(height_scan, terrain), self.name or type(self).__name__
         self.ground = None if terrain is None else Ground(self.mech, terrain, scan, label)
-        self.num_actions = len(self.mech.actuators)
+        self.num_actions = len(self.action_names)
         self._normals = [place.start for name, place in self.mech.impulse_layout.items() if name.startswith("contacts.")]
-        self._steps, self.plain = 0, type(self).advance is Env.advance  # steps of each environment
+        self._steps, self.plain = 0, type(self).advance is Env.advance and self.driving is None  # steps of each environment
         self._over = torch.zeros(self.num_envs, dtype=torch.bool)  # whose episode ended, where nothing resets by itself
         self._counts = {name: torch.zeros(self.num_envs, dtype=torch.int64) for name in COUNTS}
         self._finished = torch.zeros(3, dtype=torch.float64)  # episodes, and sums of their returns and lengths
@@ -156,7 +161,7 @@ class Env:
         starts = self._make_pool(pool, SensorNoise.of(sensor_noise))
         self.num_obs, self.num_starts = starts.obs.shape[-1], len(starts.obs)
         self._pool, self._sizes = torch.cat(starts[:-2], -1), [tensor.shape[-1] for tensor in starts[:-2]]
-        self.kicks = None if kicks is None else Kicks(kicks, self.mech, starts.z[:1], self.name or type(self).__name__)
+        self.kicks = None if kicks is None else Kicks(kicks, self.mech, starts.z[:1], label)
         self.randomization = Randomization(self.mech, self.num_envs, randomize or {}, self.generator, self.shard)
         self.redraw, self._due = bool(redraw), torch.zeros(self.num_envs, dtype=torch.bool)
         self._transition: Callable[..., Transition] = self.transition
@@ -192,6 +197,10 @@ class Env:
         """
         return before.memory
 
+    def activations(self, start: Motion) -> Tensor:
+        """The activations of drives that episodes begin with, (B, na). Default: zero. start: without memory and activations."""
+        return start.z.new_zeros(len(start.z), 0 if self.driving is None else self.driving.drives.num_activations)
+
     def observe(self, motion: Motion) -> Tensor:
         """Observation, (B, n). Default: coordinates, rates and the goal."""
         return torch.cat((motion.q, motion.qd, motion.goal), -1)
@@ -206,6 +215,8 @@ class Env:
 
     def advance(self, motion: Motion, action: Tensor, warm: Tensor | None) -> StepOutput:
         """The control step of the mechanism: `repeat` timesteps under one action."""
+        if self.driving is not None:
+            return self.driving.advance(motion, action, warm)
         return self.mech.step(motion.z, ctrl=action, repeat=self.repeat, warm_start=warm)
 
     def above_ground(self, motion: Motion, height: Tensor) -> Tensor:
@@ -235,6 +246,7 @@ class Env:
         *,
         z: Tensor | None = None,
         goal: Tensor | None = None,
+        activation: Tensor | None = None,
         index: Tensor | None = None,
         stagger: bool = False,
     ) -> Tensor:
@@ -242,6 +254,7 @@ class Env:
 
         Args:
             mask: (B,) which environments; None: all. z: (B, 13 nb) states to start from, instead of the pool's. goal: (B, n) likewise.
+            activation: (B, na) of the drives. With a z or goal and without it, they are those of `activations`.
             index: (B,) places of the starts in the pool; None: drawn (`draw`).
             stagger: start at random times of the episode, so that environments do not all run out of time together.
 
@@ -253,8 +266,8 @@ class Env:
         if self.redraw:
             self.randomization.draw(where)
         fresh = self._fresh(self._index()[0] if index is None else index)
-        if z is not None or goal is not None:
-            fresh = self._starting_at(fresh.z if z is None else z, fresh.goal if goal is None else goal)
+        if z is not None or goal is not None or activation is not None:
+            fresh = self._starting_at(fresh.z if z is None else z, fresh.goal if goal is None else goal, activation)
         if stagger:
             fresh = fresh._replace(time=self._index(below=self.episode_length)[0])
         self.state = fresh.where(where, self.state.detach())
@@ -278,10 +291,7 @@ class Env:
         return EnvStep(obs, out.reward.to(self.dtype), out.terminated, out.truncated, final, info)
 
     def keep(self, out: Transition) -> None:
-        """Make the result of `transition` the state of this environment, and count what it reports. `step` does.
-
-        A `Segment` gives results of H control steps, stacked, with the state after the last.
-        """
+        """Make the result of `transition` the state of this environment, and count it. A `Segment` gives H of them, stacked."""
         self.state = out.state
         done = out.terminated | out.truncated
         if self.redraw and self.autoreset == "same_step":
@@ -322,12 +332,13 @@ class Env:
     def _land(
         self, state: EnvState, action: Tensor, drawn: Tensor, out: StepOutput, z: Tensor, q: Tensor, qd: Tensor
     ) -> tuple[Motion, Tensor]:
-        """First part of `arrive`: the motion after the step, with its memory, and whose step and action are good (B,)."""
+        """First part of `arrive`: the motion after the step, and whose step and action are good (B,)."""
         good = (out.status == 0) & finite(action.detach().sum(-1))
         if any_rare(~good):  # a number that is not finite would reach the weights as zero times NaN
             action = torch.where(good[:, None], action, 0.0)
         impulses = out.impulses[..., self._normals] if self.observe_impulses else state.impulses
-        after = Motion(z, z[..., :13], q, qd, action, state.goal, impulses, state.memory, state.time + 1)
+        now = state.activation if self.driving is None else self.driving.carry(state.activation, action)
+        after = Motion(z, z[..., :13], q, qd, action, state.goal, impulses, state.memory, now, state.time + 1)
         if state.memory.shape[-1]:
             index = drawn if drawn.ndim == 1 else drawn[:, 0].long()
             after = after._replace(memory=self.remember(state.motion, after, part_of(self._pool, self._sizes, "memory", index)))
@@ -345,7 +356,7 @@ class Env:
         index, goal, time = drawn if drawn.ndim == 1 else drawn[:, 0].long(), after.goal, after.time
         if self.resample:  # the reward is for the goal that the action was chosen for, and the next action sees the new one
             goal = torch.where((time % self.resample == 0)[:, None], part_of(self._pool, self._sizes, "goal", index), goal)
-        obs = self._observe(after._replace(goal=goal), state.z, out)
+        obs = self._observe(after._replace(goal=goal), state, out)
         reward, parts = (torch.zeros_like(state.total), state.total.new_zeros(len(time), 0)) if rated is None else rated
         flagged = ~(good & finite(reward.detach() + obs.detach().sum(-1) + after.memory.detach().sum(-1)))
         if any_rare(flagged):
@@ -354,7 +365,7 @@ class Env:
         total = state.total + reward.detach()
         late = (time >= self.episode_length) & ~fell
         seen, carried = self.sensors.read(obs, state.sensors, drawn)
-        new = EnvState(after.z, *after[2:5], goal, *after[6:8], carried, seen, out.solution, time, total)
+        new = EnvState(after.z, *after[2:5], goal, *after[6:9], carried, seen, out.solution, time, total)
         if self.autoreset == "same_step" and any_rare(fell | late):
             new = self._fresh(index).where(fell | late, new)
         return Transition(new, reward, fell, late, seen, parts, total, time, flagged, out.iterations, out.substeps)
@@ -381,11 +392,7 @@ class Env:
     def statistics(self) -> dict[str, float]:
         """Counts since the start: control steps, those flagged, Newton iterations, steps with a split timestep, resets; and of finished
         episodes their number, mean return and mean length (NaN where none is finished)."""
-        episodes, returns, lengths = self._finished.tolist()
-        per = episodes or float("nan")
-        sums = {name: int(value.sum()) for name, value in self._counts.items()}
-        steps = {"steps": self._steps * self.num_envs}
-        return {**steps, **sums, "episodes": int(episodes), "mean_return": returns / per, "mean_length": lengths / per}
+        return statistics(self)
 
     def state_dict(self) -> dict[str, Any]:
         """All that decides how this environment goes on: an environment built alike that loads it continues identically."""
@@ -401,12 +408,14 @@ class Env:
 
     # -- starts --------------------------------------------------------------------------------------------------------------------------
 
-    def _observe(self, motion: Motion, before: Tensor | None = None, out: StepOutput | None = None) -> Tensor:
+    def _observe(self, motion: Motion, before: EnvState | None = None, out: StepOutput | None = None) -> Tensor:
         parts = [self.observe(motion)]
         if self.ground is not None and len(self.ground.scan):
             parts.append(self.ground.seen(motion.root))
         if self.observe_impulses:
             parts.append(motion.impulses / self.period)
+        if self.driving is not None:
+            parts.append(self.driving.seen(motion))
         if self.instruments is not None:
             parts.append(self.instruments.read(self, motion, before, out))
         return torch.cat(parts, -1) if len(parts) > 1 else parts[0]
@@ -421,39 +430,34 @@ class Env:
         z = start.double() if isinstance(start, Tensor) else self.mech.to_maximal(start[0].double(), start[1].double())
         self.mech.check_state(z)
         motion = self._still(z, self.goals(len(z)).to(z))
-        check_memory(f"{name}: memories", motion.memory, (len(z), *motion.memory.shape[1:2]))
-        check_memory(f"{name}: remember", self.remember(motion, motion, motion.memory), tuple(motion.memory.shape))
-        if self.resample and not motion.goal.shape[-1]:
-            raise ValueError(f"resample: got {self.resample} for {name}, which has no goals; allowed: 0; override goals(count)")
-        obs, parts = self._observe(motion), self._parts(self.reward(motion, motion, motion.action))
-        check_results(name, len(z), obs, parts, self.terminated(motion))
+        obs, parts = check_methods(self, name, motion)
         self.term_names, self.sensors = tuple(parts), Sensors(by_sensor(noise, self.instruments, obs.shape[-1]), obs.shape[-1])
         return self._begin(motion, obs)
 
-    def _still(self, z: Tensor, goal: Tensor) -> Motion:
+    def _still(self, z: Tensor, goal: Tensor, activation: Tensor | None = None) -> Motion:
         """Starts of episodes, at rest as far as actions and impulses go."""
-        impulses = z.new_zeros(len(z), len(self._normals) if self.observe_impulses else 0)
-        rest = z.new_zeros(len(z), self.num_actions), goal, impulses, z.new_zeros(len(z), 0), torch.zeros(len(z), dtype=torch.int64)
+        impulses, none = z.new_zeros(len(z), len(self._normals) if self.observe_impulses else 0), z.new_zeros(len(z), 0)
+        rest = z.new_zeros(len(z), self.num_actions), goal, impulses, none, none, torch.zeros(len(z), dtype=torch.int64)
         motion = Motion(z, z[..., :13], *self.mech.to_minimal(z), *rest)
+        if self.driving is not None:
+            motion = self.driving.begin(motion, self.activations(motion) if activation is None else activation, type(self).__name__)
+        elif activation is not None:
+            raise ValueError(f"reset: got activations for {type(self).__name__}, which has no drives; leave them out")
         return motion._replace(memory=self.memories(motion))
 
     def _begin(self, motion: Motion, obs: Tensor) -> EnvState:
         """Episodes that begin in these motions."""
-        out = self.mech.step(motion.z, ctrl=motion.action)  # its solution is a good warm start; the state is not taken
+        out = first_step(self, motion)  # its solution is a good warm start; the state is not taken
         if failed := int((out.status != 0).sum()):
             raise ValueError(f"{type(self).__name__}: no step from {failed} of {len(obs)} starts; allowed: none in another body")
         seen, carried = self.sensors.begin(obs, self.normal)
-        return EnvState(motion.z, *motion[2:8], carried, seen, out.solution, motion.time, motion.z.new_zeros(len(obs)))
+        return EnvState(motion.z, *motion[2:9], carried, seen, out.solution, motion.time, motion.z.new_zeros(len(obs)))
 
     @torch.no_grad()
-    def _starting_at(self, z: Tensor, goal: Tensor) -> EnvState:
+    def _starting_at(self, z: Tensor, goal: Tensor, activation: Tensor | None) -> EnvState:
         self.mech.check_state(z)
-        if z.shape[0] != self.num_envs or z.ndim != 2 or goal.shape != self.state.goal.shape:
-            raise ValueError(
-                f"reset: got z {tuple(z.shape)} and goal {tuple(goal.shape)}; allowed: {tuple(self.state.z.shape)} and "
-                f"{tuple(self.state.goal.shape)}"
-            )
-        motion = self._still(z.detach().double(), goal.detach().double())
+        check_start(z, goal, self.state)
+        motion = self._still(z.detach().double(), goal.detach().double(), activation)
         return self._begin(motion, self._observe(motion))
 
     def draw(self, steps: int | None = None) -> Tensor:
@@ -467,17 +471,9 @@ class Env:
         return draw(1)[0] if steps is None else draw(steps)
 
     def _rows(self, steps: int) -> Tensor:
-        """Random numbers of steps, (steps, B, n): the generator gives those of one step after those of another."""
-        size, kicks, generator = (steps, self.shard[1] * self.num_envs), self.kicks, self.generator
-        index, uniform = torch.empty(size, dtype=torch.int64), torch.empty(size, dtype=torch.float64)
-        normal = torch.empty(*size, self.sensors.draws, dtype=torch.float64)
-        for t in range(steps):
-            index[t].random_(self.num_starts, generator=generator)
-            if kicks is not None:
-                uniform[t].uniform_(generator=generator)
-            normal[t].normal_(generator=generator)
-        kick = normal[..., :0] if kicks is None else kicks.draw(self._steps + torch.arange(steps)[:, None], uniform)
-        return self._own(torch.cat((index.double()[..., None], kick, normal), -1)).contiguous()
+        """Random numbers of steps, (steps, B, n)."""
+        size = steps, self.shard[1] * self.num_envs
+        return self._own(rows_of_steps(size, self.num_starts, self.kicks, self._steps, self.sensors.draws, self.generator)).contiguous()
 
     def settle(self) -> None:
         """Draw the parameters of environments whose episode ended, where `redraw` asks for it. `step`, `draw` and a `Segment` do."""

@@ -22,12 +22,14 @@ Terrain = str | Mapping[str, Any] | HeightField
 AHEAD, LEFT = (-0.6, -0.4, -0.2, 0.0, 0.2, 0.4, 0.6), (-0.4, -0.2, 0.0, 0.2, 0.4)
 
 
-def scan_points(given: bool | Sequence[Sequence[float]]) -> Tensor:
-    """Points of a scan (n, 2), ahead and to the left of the root [m]; n = 0 without a scan.
+def scan_points(given: bool | Sequence[Sequence[float]], terrain: object = "level") -> Tensor:
+    """Points of a scan (n, 2), ahead and to the left of the root [m]; n = 0 without a scan. terrain: that is scanned.
 
     Raises:
-        ValueError: no pairs of finite numbers.
+        ValueError: no pairs of finite numbers, or a scan where terrain is None.
     """
+    if terrain is None and not (isinstance(given, bool) and not given):
+        raise ValueError(f"height_scan: got {given!r} without terrain=; allowed: with terrain, as terrain='rough'")
     if isinstance(given, bool):
         ahead, left = (torch.tensor(side if given else (), dtype=torch.float64) for side in (AHEAD, LEFT))
         return torch.cartesian_prod(ahead, left)

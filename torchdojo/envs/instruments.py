@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from torchdojo.envs.disturbances import SensorNoise
-from torchdojo.envs.motion import Motion
+from torchdojo.envs.driving import first_step
+from torchdojo.envs.motion import EnvState, Motion
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.sensors.kind import KINDS, Sensor
 
@@ -44,6 +45,9 @@ class Instruments:
         self.names = tuple(given)
         self.noise = {name: sensor.noise for name, sensor in table.chosen(self.names).items()}
         self.layout = table.layout_of(self.names)
+        self.kinds = {name: sensor.kind for name, sensor in table.chosen(self.names).items()}
+        if env.driving is not None:
+            env.driving.check_sensors(self.kinds)
         stepping = {name for name, sensor in table.chosen(self.names).items() if KINDS[sensor.kind].needs_step}
         self._parts = [tuple(name for name in self.names if (name in stepping) == side) for side in (False, True)]
         size = sum(table[name].size for name in self.names)
@@ -53,18 +57,26 @@ class Instruments:
         self._order = [i + first * late for late, place in order for i in range(place.start, place.stop)]
         assert len(self._order) == size
 
-    def read(self, env: Any, motion: Motion, before: Tensor | None, out: StepOutput | None) -> Tensor:
-        """(B, m). before, out: the state before the control step that led here, and its result; None: at a start."""
+    def read(self, env: Any, motion: Motion, before: EnvState | None, out: StepOutput | None) -> Tensor:
+        """(B, m). before, out: what the control step that led here started from, and its result; None: at a start."""
         now, late = self._parts
-        time = motion.time * env.period
-        result = [env.mech.read_sensors(motion.z, names=now, ctrl=motion.action, time=time)] if now else []
+        time, result = motion.time * env.period, list[Tensor]()
+        if now:
+            result.append(env.mech.read_sensors(motion.z, names=now, **self._driven(env, now, motion, motion.action), time=time))
         if late:
-            repeat, start = env.repeat, before
-            if start is None or out is None:
-                start, repeat = motion.z, 1
-                out = env.mech.step(start, ctrl=motion.action)
-            result.append(env.mech.read_sensors(start, out, names=late, ctrl=motion.action, time=time, repeat=repeat))
+            repeat, start = env.repeat, motion if before is None else before
+            if before is None or out is None:
+                repeat, out = 1, first_step(env, motion)
+            driven = self._driven(env, late, start, motion.action)
+            result.append(env.mech.read_sensors(start.z, out, names=late, **driven, time=time, repeat=repeat))
         return torch.cat(result, -1)[..., self._order]
+
+    def _driven(self, env: Any, names: Sequence[str], at: Motion | EnvState, action: Tensor) -> dict[str, Tensor]:
+        """Controls or inputs under which sensors are read."""
+        if env.driving is None:
+            return {"ctrl": action}
+        pushes: dict[str, Tensor] = env.driving.pushes([self.kinds[name] for name in names], at.z, at.activation, action)
+        return pushes
 
     def deviations(self, label: str, given: Mapping[str, float] | str, num_obs: int) -> list[float]:
         """Standard deviations of the entries of an observation, of sensors by name or as in their file ("file").

@@ -61,6 +61,8 @@ def find_mirror(env: Env, center: Tensor | None = None, memory: Callable[[Tensor
 
 def _find_mirror(env: Env, center: Tensor | None, memory: Callable[[Tensor], Tensor] | None) -> Mirror:
     name, mech = env.name or type(env).__name__, env.mech
+    if env.driving is not None:
+        raise ValueError(f"mirror of {name}: got drives, whose images are not known; allowed: actuators; write mirror() by hand")
     carried = env.state.memory.shape[-1]
     if env.observe_impulses or env.instruments is not None or (carried and memory is None):
         raise ValueError(
@@ -122,7 +124,8 @@ def _driven(mech: Mechanism) -> list[int]:
 
 def _motion(env: Env, z: Tensor, goal: Tensor) -> Motion:
     """States before any action, without impulses and memory."""
-    rest = z.new_zeros(len(z), env.num_actions), goal, z.new_zeros(len(z), 0), z.new_zeros(len(z), 0)
+    none = z.new_zeros(len(z), 0)
+    rest = z.new_zeros(len(z), env.num_actions), goal, none, none, none
     return Motion(z, z[..., :STATE_SIZE], *env.mech.to_minimal(z), *rest, torch.zeros(len(z), dtype=torch.int64))
 
 

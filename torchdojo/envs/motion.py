@@ -22,7 +22,9 @@ class Motion(NamedTuple):
     action: (B, nu) that led here; zero after a reset. goal: (B, num_goals) of this episode: a command, a place.
     impulses: (B, n) normal impulses of the contacts in the control step that led here [N·s], zero after a reset. n is zero unless the
         environment observes them.
-    memory: (B, m) what the task carries from step to step, `Env.remember`. time: (B,) control steps since the episode began.
+    memory: (B, m) what the task carries from step to step, `Env.remember`.
+    activation: (B, na) of the drives (`td.Drives`), in the order of `Drives.activated`; na is zero without drives.
+    time: (B,) control steps since the episode began.
     """
 
     z: Tensor
@@ -33,15 +35,16 @@ class Motion(NamedTuple):
     goal: Tensor
     impulses: Tensor
     memory: Tensor
+    activation: Tensor
     time: Tensor
 
 
 class EnvState(NamedTuple):
     """All that the next control step depends on.
 
-    z, q, qd, action, goal, impulses, memory, time: of `Motion`. sensors: (B, k) what the sensors carry (disturbances.py): their bias and
-        the observations that are still on their way. obs: (B, num_obs), what the policy sees. warm: (B, num_unknowns), warm start of the
-        next step. total: (B,) sum of the rewards of this episode.
+    z, q, qd, action, goal, impulses, memory, activation, time: of `Motion`. total: (B,) sum of the rewards of this episode.
+    sensors: (B, k) what the sensors carry (disturbances.py): their bias and the observations that are still on their way.
+    obs: (B, num_obs), what the policy sees. warm: (B, num_unknowns), warm start of the next step.
     """
 
     z: Tensor
@@ -51,6 +54,7 @@ class EnvState(NamedTuple):
     goal: Tensor
     impulses: Tensor
     memory: Tensor
+    activation: Tensor
     sensors: Tensor
     obs: Tensor
     warm: Tensor
@@ -60,7 +64,7 @@ class EnvState(NamedTuple):
     @property
     def motion(self) -> Motion:
         """With the root of z."""
-        return Motion(self.z, self.z[..., :13], *self[1:7], self.time)
+        return Motion(self.z, self.z[..., :13], *self[1:8], self.time)
 
     def detach(self) -> EnvState:
         """The same numbers without a graph."""

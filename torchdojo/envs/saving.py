@@ -10,13 +10,14 @@ from torch import Generator, Tensor
 from torchdojo.envs.motion import EnvState
 from torchdojo.envs.randomization import Randomization
 
-__all__ = ["restore", "saved"]
+__all__ = ["restore", "saved", "statistics"]
 
 
 class Continuing(Protocol):
     """What of an environment decides how it goes on; `torchdojo.envs.Env` has it."""
 
     name: str
+    num_envs: int
     state: EnvState
     generator: Generator
     randomization: Randomization
@@ -50,7 +51,10 @@ def restore(env: Continuing, given: Mapping[str, Any]) -> None:
     Raises:
         ValueError: that of another environment, number of environments, observation, pool or randomization.
     """
-    shapes = [tuple(tensor.shape) for tensor in (*given["state"], given["pool"])]
+    state, place = list(given["state"]), EnvState._fields.index("activation")
+    if len(state) == len(EnvState._fields) - 1:  # of a revision before drives
+        state.insert(place, env.state.activation.new_zeros(len(env.state.z), 0))
+    shapes = [tuple(tensor.shape) for tensor in (*state, given["pool"])]
     allowed = [tuple(tensor.shape) for tensor in (*env.state, env._pool)]
     if given["name"] != env.name or shapes != allowed:
         raise ValueError(
@@ -58,10 +62,19 @@ def restore(env: Continuing, given: Mapping[str, Any]) -> None:
             "build the environment with the same num_envs, pool and observation"
         )
     env.randomization.load_state_dict(given["randomization"])
-    env.state = EnvState(*(tensor.clone() for tensor in given["state"]))
+    env.state = EnvState(*(tensor.clone() for tensor in state))
     env._pool = given["pool"].clone()
     env.generator.set_state(given["generator"])
     env._steps = given["steps"]
     for name, value in given["counts"].items():
         env._counts[name] = value.clone()
     env._finished, env._over, env._due = (given[name].clone() for name in ("finished", "over", "due"))
+
+
+def statistics(env: Continuing) -> dict[str, float]:
+    """The counts of `Env.statistics`."""
+    episodes, returns, lengths = env._finished.tolist()
+    per = episodes or float("nan")
+    sums = {name: int(value.sum()) for name, value in env._counts.items()}
+    steps = {"steps": env._steps * env.num_envs}
+    return {**steps, **sums, "episodes": int(episodes), "mean_return": returns / per, "mean_length": lengths / per}

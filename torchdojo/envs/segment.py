@@ -34,7 +34,7 @@ STATE = len(EnvState._fields)
 DATA = STATE + 10  # arguments of `arrive`
 #: fields of `EnvState` through which a step depends on those before it; those of no entry are left out
 ENDS = ("terminated", "truncated", "final_obs", "time", "flagged")  # of `Transition`
-CARRIED = ("z", "q", "qd", "action", "impulses", "memory", "sensors")
+CARRIED = ("z", "q", "qd", "action", "impulses", "memory", "activation", "sensors")
 Policy = Callable[..., Tensor | tuple[Tensor, ...]]  # (obs, noise) -> action, or obs -> action; and tensors besides
 
 
@@ -89,7 +89,7 @@ class Segment:
 
     With `redraw=True`, an environment whose episode ends in a segment has its new parameters from the next segment on, as the kernel reads
     them once for all steps; `Env.step` draws them before the next step. Some environments go step by step, through `Env.step`: the swimmer
-    with its drag, and those with `autoreset="disabled"`, or parameters of the mechanism that require grad.
+    with its drag, those with drives, and those with `autoreset="disabled"`, or parameters of the mechanism that require grad.
     """
 
     def __init__(

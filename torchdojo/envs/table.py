@@ -133,7 +133,9 @@ class TableEnv(Env):
         self._reward = row.rewards[reward]
         self._terminated = row.terminated.get(reward)
         super().__init__(**options)
-        self.plain = not row.drag
+        if row.drag and self.driving is not None:
+            raise ValueError(f"drives: got some for {name!r}, whose medium acts in every timestep; allowed: environments without drag")
+        self.plain = not row.drag and self.driving is None
 
     def build(self) -> Mechanism:
         """The model of the row with its motors or drives."""

@@ -57,7 +57,9 @@ def diagnose(config: RunConfig) -> list[Note]:
     notes = list(_parts(env))
     notes.append(_through_steps(env))
     horizon = int(getattr(config.parsed_settings(), "horizon", STEPS))
-    notes += [*_adjoints(env, horizon), *_actions(env), *_servos(env), *_contacts(env)]
+    notes += list(_adjoints(env, horizon))
+    notes += [*_actions(env), *_servos(env)] if env.driving is None else []  # drives map actions onto their ranges, and are no servos
+    notes += list(_contacts(env))
     notes += [*_timestep(functools.partial(config.training_env, ENVS, dtype=torch.float64)), _rewards(env, config)]
     return notes
 
@@ -137,14 +139,15 @@ def _parts(env: Env) -> Iterator[Note]:
     before = env.state.motion
     with torch.no_grad():
         action = policy(env.obs.double(), torch.zeros(env.num_envs, env.num_actions, dtype=torch.float64))
-        after = env.mech.step(before.z, ctrl=action).z
+        after = env.advance(before, action, None).z if env.driving is not None else env.mech.step(before.z, ctrl=action).z
     q, qd = env.mech.to_minimal(after)
     by_q, by_qd, by_obs = _random(*q.shape), _random(*qd.shape), _random(1, env.num_obs)
 
     def motion(shift: Tensor) -> Motion:
         """The state after a step, its coordinates shifted in each environment, (B, 1)."""
         z = env.mech.to_maximal(q + shift * by_q, qd + shift * by_qd)
-        moved = Motion(z, z[..., :13], *env.mech.to_minimal(z), action, before.goal, before.impulses, before.memory, before.time + 1)
+        kept = before.goal, before.impulses, before.memory, before.activation
+        moved = Motion(z, z[..., :13], *env.mech.to_minimal(z), action, *kept, before.time + 1)
         return moved._replace(memory=env.remember(before, moved, before.memory)) if before.memory.shape[-1] else moved
 
     def values(shift: Tensor) -> dict[str, Tensor]:

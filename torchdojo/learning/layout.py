@@ -18,7 +18,6 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.envs import Env, Motion
 from torchdojo.envs.motion import upright_and_heading
-from torchdojo.learning.motors import actuators as motors
 from torchdojo.mechanism import Mechanism
 from torchdojo.state.layout import ORIENTATION, STATE_SIZE
 
@@ -61,6 +60,8 @@ def observation_layout(env: Env) -> list[dict[str, Any]]:
     seen, known = env.observe(motion), _quantities(env, motion)
     if env.observe_impulses:
         seen = torch.cat((seen, motion.impulses / env.period), -1)
+    if env.driving is not None:
+        seen = torch.cat((seen, env.driving.seen(motion)), -1)
     entries = [_matched(column, known) for column in seen.unbind(-1)]
     reads = _reads(env.observe, env, motion)
     rows: list[tuple[tuple[Any, ...], str, float | None, float | None]] = []
@@ -99,7 +100,7 @@ def memory_layout(env: Env) -> list[dict[str, Any]]:
     result = env.remember(before, after, fresh)
     steady = result == env.remember(before, after, _random_motion(env, TIMES).memory)
     known = [quantity for quantity in _quantities(env, after) if quantity.kind not in ("action", "memory", "sine", "cosine")]
-    actions = [f"action of {name}" for name in motors(env.mech).names]
+    actions = [f"action of {name}" for name in env.action_names]
     known += _list("action before", "1", None, actions, before.action)
     entries = []
     for k, column in enumerate(result.unbind(-1)):
@@ -156,7 +157,7 @@ def _quantities(env: Env, motion: Motion) -> list[Quantity]:
     names, units = [name for name, _ in coordinates], [unit for _, unit in coordinates]
     turn = root[:, ORIENTATION]
     up = quat.inverse_rotate(turn, root.new_tensor((0.0, 0.0, 1.0)).expand(len(root), 3))
-    frame, actions = f"body {body}", [f"action of {name}" for name in motors(env.mech).names]
+    frame, actions = f"body {body}", [f"action of {name}" for name in env.action_names]
 
     def vector(kind: str, unit: str, of: str, values: Tensor, axes: str = AXES) -> list[Quantity]:
         return _list(kind, unit, of, [f"{kind} {axis}" for axis in axes], values)
@@ -174,6 +175,8 @@ def _quantities(env: Env, motion: Motion) -> list[Quantity]:
     result += _list("heading", "1", "world", ["x of the body's x axis"], upright_and_heading(root)[:, 1:])
     result += _list("action", "1", None, actions, motion.action)
     result += _list("goal", None, None, [f"goal[{i}]" for i in range(motion.goal.shape[-1])], motion.goal)
+    carried = () if env.driving is None else env.driving.drives.activated
+    result += _list("activation", "1", None, [f"activation of {name}" for name in carried], motion.activation)
     result += _list("memory", None, None, [f"memory[{i}]" for i in range(memory.shape[-1])], memory)
     contacts = [name for name in mech.impulse_layout if name.startswith("contacts.")]
     if motion.impulses.shape[-1]:
@@ -211,7 +214,7 @@ def _random_motion(env: Env, count: int) -> Motion:
     q, qd = 0.5 * env.normal(count, start.q.shape[-1]), env.normal(count, start.qd.shape[-1])
     action, impulses = 0.9 * env.random(count, env.num_actions), env.normal(count, start.impulses.shape[-1]).abs()
     time = env.random(count, low=0.0, high=env.episode_length).long()
-    return Motion(z, z[:, :STATE_SIZE], q, qd, action, within(start.goal), impulses, within(start.memory), time)
+    return Motion(z, z[:, :STATE_SIZE], q, qd, action, within(start.goal), impulses, within(start.memory), within(start.activation), time)
 
 
 def _reads(function: Callable[[Motion], Tensor], env: Env, motion: Motion) -> Mapping[str, Tensor]:

@@ -13,8 +13,17 @@ __all__ = ["actuators", "efforts", "places", "servo_damping", "servo_ranges", "t
 
 
 def actuators(mech: Mechanism) -> Actuators:
-    """The actuators of a mechanism that has some, as every environment does."""
-    assert mech.actuators is not None
+    """The actuators of a mechanism, as every environment without drives has them.
+
+    Raises:
+        ValueError: drives, whose forces and places are not those of motors.
+    """
+    if mech.actuators is None:
+        names = [] if mech.drives is None else list(mech.drives.names)
+        raise ValueError(
+            f"motors: got a mechanism with the drives {names} and no actuators; allowed: td.actuate(mech, {{...}}), for gait, power, "
+            "transfer and files of policies"
+        )
     return mech.actuators
 
 

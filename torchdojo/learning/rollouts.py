@@ -34,6 +34,7 @@ class Recording:
     in the layout of `Mechanism.impulse_layout` [N·s, N·m·s]. alive: (T, B), whether the episode had not ended before the step.
     period: of a control step [s]. goals: (T, B, n), that the actions were chosen for. mass: of another robot than the environment's [kg].
     work: (T, B, 2) positive and absolute work of the motors in each control step [J], as sums over its timesteps; None: not known.
+    activations: (T, B, na) of drives after each control step; None: an environment without drives.
     """
 
     z: Tensor
@@ -44,6 +45,7 @@ class Recording:
     goals: Tensor | None = None
     mass: float | None = None
     work: Tensor | None = None
+    activations: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,7 @@ class Tally:
         self.returns, self.lengths, self.heights, self.place, self.start = zeros, zeros, zeros, z[:, 0], z[:, 0]
         self.states, self.steps = [z], list[tuple[Tensor, Tensor, Tensor, Tensor]]()
         self.work: list[Tensor] = []
+        self.activations: list[Tensor] = []
 
     def add(self, z: Tensor, action: Tensor, reward: Tensor, ended: Tensor, flagged: Tensor, impulses: Tensor, goal: Tensor) -> bool:
         """One control step for a goal, which led to z. Returns whether any episode goes on."""
@@ -178,7 +181,8 @@ class Tally:
         if self.keep:
             actions, impulses, alive, goals = (torch.stack(part) for part in zip(*self.steps, strict=True))
             work = torch.stack(self.work) if len(self.work) == len(self.steps) else None
-            recording = Recording(torch.stack(self.states), actions, impulses, alive, self.period, goals, work=work)
+            acts = torch.stack(self.activations) if self.activations else None
+            recording = Recording(torch.stack(self.states), actions, impulses, alive, self.period, goals, work=work, activations=acts)
         return Evaluation(
             returns=self.returns,
             lengths=self.lengths.long(),
@@ -235,6 +239,8 @@ def evaluate(
             env.keep(out)
             if record and (work := steps_taken.work()) is not None:
                 tally.work.append(work)
+            if record and env.driving is not None:
+                tally.activations.append(out.state.activation)
             if not tally.add(out.state.z, action.double(), out.reward, out.terminated, out.flagged, kept[-1], aim):
                 break
     return tally.result()
@@ -307,9 +313,11 @@ def variants(factory: Callable[..., Env], num_envs: int = 64, seed: int = SEED, 
 def _width(env: Env, count: int = 512) -> float:
     """Half the range of the starts' joint angles [m, rad], of the motor with the largest: limits cut the range of others."""
     starts, motors = env.starts(count), env.mech.actuators
-    assert motors is not None
     q = env.mech.to_minimal(starts)[0] if isinstance(starts, Tensor) else starts[0]
     places = env.mech.coordinate_places()
-    driven = [places[joint].start + i for joint, i in zip(motors.joints, motors.coordinates, strict=True)]
+    if env.driving is not None or motors is None:
+        driven = list(range(q.shape[-1]))
+    else:
+        driven = [places[joint].start + i for joint, i in zip(motors.joints, motors.coordinates, strict=True)]
     spread = (q.amax(0) - q.amin(0))[driven]
     return float(spread.max()) / 2 * (count + 1) / (count - 1)  # the range of a uniform sample is that much too small

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from torchdojo.envs import Env, Locomotion, make, names
+from torchdojo.envs import Env, Locomotion, MuscleArm, make, names
 from torchdojo.learning.rollouts import Policy, evaluate
 from torchdojo.runs import locked, write_atomically
 from torchdojo.runs.description import assign, load_yaml, parse
@@ -41,7 +41,7 @@ ALGORITHMS = {
     "ags": "torchdojo.learning.random_search",
 }
 #: Environments by name that are classes, besides those of the table.
-CLASSES: dict[str, type[Env]] = {"locomotion": Locomotion}
+CLASSES: dict[str, type[Env]] = {"locomotion": Locomotion, "muscle_arm": MuscleArm}
 #: Algorithms whose environments may be shared out to several processes.
 PARALLEL = ("shac",)
 CONFIG, METRICS, CHECKPOINT, REPORT = "config.yaml", "metrics.csv", "checkpoints/last.ckpt", "report.json"
@@ -51,7 +51,7 @@ CONFIG, METRICS, CHECKPOINT, REPORT = "config.yaml", "metrics.csv", "checkpoints
 class RunConfig:
     """Description of a run.
 
-    algorithm: of `ALGORITHMS`. env: name of the table of environments, "locomotion", or ``module:Class`` of one's own.
+    algorithm: of `ALGORITHMS`. env: name of the table of environments, "locomotion", "muscle_arm", or ``module:Class`` of one's own.
     env_options: keywords of the environment. training_options: further ones in training alone, such as noise of the starts, or shorter
         episodes. settings: of the algorithm. seed: of everything random.
     evaluate_every: control steps between deterministic evaluations during training; None: none. evaluation_envs: episodes of each.

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchdojo import io, models
 from torchdojo.mechanism import Mechanism
 from torchdojo.planning import options as schedules
-from torchdojo.planning.dynamics import COORDINATES
+from torchdojo.planning.dynamics import COORDINATES, refuse_drives
 from torchdojo.planning.gait import HOLDING, holding_inputs
 from torchdojo.planning.options import SolveOptions
 from torchdojo.planning.plan import Plan, Replay
@@ -301,6 +301,7 @@ def _input_names(mech: Mechanism, controls: bool) -> list[str]:
     """The joint of each input, or each actuator."""
     if not controls:
         return [name for name, piece in mech.input_layout.items() for _ in range(piece.stop - piece.start)]
+    refuse_drives("controls", mech)
     if mech.actuators is None:
         raise ValueError("controls: got true for a robot without actuators; allowed: false, which plans forces and torques of joints")
     return list(mech.actuators.names)

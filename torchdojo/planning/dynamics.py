@@ -24,11 +24,26 @@ from torchdojo.solver.options import SolverOptions
 from torchdojo.state import minimal
 from torchdojo.state.layout import TANGENT_SIZE
 
-__all__ = ["COORDINATES", "Dynamics", "Nodes"]
+__all__ = ["COORDINATES", "Dynamics", "Nodes", "refuse_drives"]
 
 COORDINATES = ("minimal", "tangent")
 #: Newton iterations of a step before it counts as failed: violent candidates would cost a hundred times a step otherwise.
 BUDGET = 50
+
+
+def refuse_drives(label: str, mech: Mechanism) -> None:
+    """Raise for a mechanism whose controls go to drives: states of plans have no activations.
+
+    Raises:
+        ValueError: it has drives with a law of their own.
+    """
+    own = [] if mech.drives is None else [name for name, drive in mech.drives.drives.items() if drive is not None]
+    if own:
+        raise ValueError(
+            f"{label}: got True for a mechanism with drives, {own}, whose activations plans do not carry; allowed: False, which plans "
+            "forces and torques u, or actuators alone, mech.drives = None; with activations, descend along "
+            "gradients of mech.drives.rollout(z, ctrl, act)"
+        )
 
 
 class Nodes(NamedTuple):

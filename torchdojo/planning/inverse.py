@@ -21,7 +21,7 @@ from torch import Tensor
 
 from torchdojo.mechanism import Mechanism
 from torchdojo.parameters import broadcast_shapes
-from torchdojo.planning.dynamics import Dynamics, Nodes
+from torchdojo.planning.dynamics import Dynamics, Nodes, refuse_drives
 from torchdojo.planning.plan import PlanStatus, drifted
 from torchdojo.solver.least_squares import Descent, Outcome, Problems, QuadraticModel, Trial, levenberg_marquardt
 
@@ -103,6 +103,8 @@ def inverse_dynamics(
     """
     mech.check_state(z, "z")
     mech.check_state(z_next, "z_next")
+    if controls:
+        refuse_drives("inverse_dynamics.controls", mech)
     size = len(mech.actuators or ()) if controls else mech.num_inputs
     if not size:
         raise ValueError(f"inverse_dynamics: the mechanism has no {'actuators' if controls else 'inputs'}; give joints actuated=True")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.mechanism import Mechanism
-from torchdojo.planning.dynamics import COORDINATES, Dynamics
+from torchdojo.planning.dynamics import COORDINATES, Dynamics, refuse_drives
 from torchdojo.planning.residuals import Bound, Residual, bind
 
 __all__ = ["Problem"]
@@ -66,6 +66,8 @@ class Problem:
         mech.check_state(start, "start")
         if start.ndim > 2 or start.dtype != torch.float64 or not bool(torch.isfinite(start).all()):
             raise ValueError(f"Problem.start: got shape {tuple(start.shape)}; allowed: finite float64 states (13 nb) or (P, 13 nb)")
+        if controls:
+            refuse_drives("Problem.controls", mech)
         if controls and mech.actuators is None:
             raise ValueError("Problem.controls: got True for a mechanism without actuators; allowed: False, or a mechanism with td.actuate")
         size = len(mech.actuators) if controls and mech.actuators is not None else mech.num_inputs
