@@ -247,10 +247,10 @@ def load_kernel(source_dir: Path) -> ctypes.CDLL:
             return shipped[0]
     try:
         recipe = _with_compiler(recipe)
-    except NativeUnavailable:
+    except NativeUnavailable as error:
         kernel = None if recipe.sanitize else _open_family(recipe.family)  # a sanitized library ends a process without the runtime
         if kernel is None:
-            raise
+            raise NativeUnavailable(f"{error} {prebuilt.unusable_levels(recipe.sources)}".strip()) from error
         return kernel
     unusable: list[str] = []
     try:
