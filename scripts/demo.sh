@@ -4,7 +4,7 @@
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-"$root/scripts/setup_env.sh" native
+"$root/scripts/setup_env.sh" native,pages
 export PATH="$root/.venv/bin:$PATH"  # torch looks there for ninja when it builds the native kernel
 cd "$root"
 
