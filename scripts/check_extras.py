@@ -2,7 +2,8 @@
 
     python scripts/check_extras.py FOLDER [EXTRA...]    # FOLDER has a wheel of torchdojo, as for scripts/check_wheel.sh
 
-All environments share one with torch, numpy and the wheel, by a .pth file, so that torch is installed once. Extras of development are left out.
+All environments share one with torch, numpy and the wheel, by a .pth file, so that torch is installed once. Extras of development are
+left out.
 """
 
 from __future__ import annotations
@@ -16,13 +17,19 @@ import time
 import venv
 from pathlib import Path
 
-PENDULUM = """<mujoco><worldbody><body pos="0 0 1"><joint type="hinge" axis="0 1 0"/><geom type="sphere" size=".1" pos="0 0 -.5"/></body></worldbody></mujoco>"""
-URDF = '<robot name="r"><link name="a"><inertial><mass value="1"/><inertia ixx="1" iyy="1" izz="1" ixy="0" ixz="0" iyz="0"/></inertial></link></robot>'
+MJCF = (
+    "<mujoco><worldbody><body pos='0 0 1'><joint type='hinge' axis='0 1 0'/><geom type='sphere' size='.1' pos='0 0 -.5'/></body>"
+    "</worldbody></mujoco>"
+)
+URDF = (
+    "<robot name='r'><link name='a'><inertial><mass value='1'/>"
+    "<inertia ixx='1' iyy='1' izz='1' ixy='0' ixz='0' iyz='0'/></inertial></link></robot>"
+)
 POINTS = "[[x, y, z] for x in (0, 1) for y in (0, 1) for z in (0, 1)]"
 #: extra -> a program that needs it
 USES = {
-    "urdf": f"open('r.urdf', 'w').write('''{URDF}'''); mech = td.load('r.urdf', floating_base=True); mech(mech.initial_state())",
-    "mjcf": f"open('r.xml', 'w').write('''{PENDULUM}'''); mech = td.load('r.xml'); mech(mech.initial_state())",
+    "urdf": f"open('r.urdf', 'w').write({URDF!r}); mech = td.load('r.urdf', floating_base=True); mech(mech.initial_state())",
+    "mjcf": f"open('r.xml', 'w').write({MJCF!r}); mech = td.load('r.xml'); mech(mech.initial_state())",
     "mesh": f"import coacd, collada, trimesh; from scipy.spatial import ConvexHull; assert len(ConvexHull({POINTS}).vertices) == 8",
     "cli": "run('simulate', 'quadruped', '--steps', '20', '--output', '.')",
     "fit": "import torchdojo.identification.lightning; run('fit', '--help')",
@@ -31,7 +38,7 @@ USES = {
     "native": "import shutil; from torchdojo.native import loader; assert 'ninja' in loader._build_path() or shutil.which('ninja')",
     "pages": "run('simulate', 'quadruped', '--steps', '20', '--output', '.'); assert open('trajectory.html').read(99)",
     "view": "run('simulate', 'quadruped', '--steps', '20', '--output', '.'); run('view', 'trajectory.npz', '--html', 'page.html')",
-    "gym": "import torchdojo.envs.gym, gymnasium; env = gymnasium.make('torchdojo/Ant-v0'); env.reset(); env.step(env.action_space.sample())",
+    "gym": "import gymnasium, torchdojo.envs.gym; e = gymnasium.make('torchdojo/Ant-v0'); e.reset(); e.step(e.action_space.sample())",
     "torchrl": "from torchdojo.envs.torchrl import TorchRLEnv",
     "deploy": "import torchdojo.learning.export, onnx, onnxruntime, onnxscript",
 }
