@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -111,6 +113,21 @@ def test_loader_takes_it_without_a_compiler_or_a_cache(folder: Path, monkeypatch
     monkeypatch.setenv("TORCHDOJO_CACHE", str(tmp_path / "cache"))
     assert loader.load_kernel(loader.SOURCES)._name.startswith(str(folder))
     assert not (tmp_path / "cache").exists()
+
+
+def test_loader_knows_whether_it_would_compile(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.delenv("TORCHDOJO_SANITIZE", raising=False)
+    monkeypatch.setattr(loader, "cache_roots", lambda: iter([tmp_path / "cache"]))
+    monkeypatch.setattr(loader, "_with_compiler", lambda recipe: dataclasses.replace(recipe, key="key"))
+    assert loader.compiles()
+    (tmp_path / "cache" / "key").mkdir(parents=True)
+    contents = publish(folder, "v2").read_bytes()
+    (tmp_path / "cache" / "key" / f"kernel-{hashlib.sha256(contents).hexdigest()}.so").write_bytes(contents)
+    assert not loader.compiles()
+    monkeypatch.setattr(loader, "cache_roots", lambda: iter([]))
+    assert loader.compiles()
+    publish(folder, "v2", loader._read(loader.SOURCES).sources)
+    assert not loader.compiles()
 
 
 def test_cpu_below_all_levels_compiles_or_says_what_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
