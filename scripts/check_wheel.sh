@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs torchdojo from a folder of wheels alone, and takes the first gradient where there is no compiler: scripts/check_wheel.sh FOLDER.
 # The folder has a wheel of torchdojo, and what it needs: scripts/build_wheels.sh FOLDER; pip download -d FOLDER torch numpy meshcat.
-# Each level that this CPU has is forced once. Root gets a namespace without a network, in which /usr/bin is empty, and the home and the packages
+# With `pip download -d FOLDER --no-deps pip==20.2.4`, also that a pip older than the wheel's tag says so. Each level that this CPU has is forced once. Root gets a namespace without a network, in which /usr/bin is empty, and the home and the packages
 # are read-only. Others get an empty PATH. Fails where a gradient comes later than $SECONDS_ALLOWED (15) after the start of Python.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
@@ -42,6 +42,13 @@ fi
 started=$SECONDS
 alone "$work/venv" -m pip --isolated --disable-pip-version-check install -q --no-cache-dir --no-index --find-links "$wheels" torchdojo meshcat
 echo "installed in $((SECONDS - started)) s"
+
+for old in "$wheels"/pip-*.whl; do
+    [ -e "$old" ] || continue
+    said=$(alone "$work/venv" "$old/pip" --isolated install --no-cache-dir --no-index --no-deps --force-reinstall "$wheels"/torchdojo-*x86_64.whl 2>&1 || :)
+    grep -q "is not a supported wheel on this platform" <<<"$said" || { echo "$0: $(basename "$old") said: $said" >&2; exit 1; }
+    echo "$(basename "$old") refuses: $(grep "not a supported wheel" <<<"$said")"
+done
 
 cat > "$work/first_gradient.py" <<'P'
 import os, shutil, time
