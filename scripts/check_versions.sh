@@ -21,8 +21,8 @@ fi
 [ -x "$VENV/bin/python" ] || "$python" -m venv "$VENV"
 pins=$(mktemp)
 grep -E '^[a-z]' "$root/configs/constraints.txt" | grep -vE "^(torch|numpy)==" >"$pins"
-"$VENV/bin/python" -m pip install -q --disable-pip-version-check "${requirements[@]}"
 "$VENV/bin/python" -m pip install -q --disable-pip-version-check --no-deps -r "$pins"
+"$VENV/bin/python" -m pip install -q --disable-pip-version-check "${requirements[@]}"
 rm "$pins"
 export PATH="$VENV/bin:$PATH" PYTHONPATH="$root" OMP_NUM_THREADS=1  # the checkout is tested
 python - <<'P'
