@@ -73,7 +73,7 @@ def check(wheels: Path, extras: list[str]) -> int:
     with tempfile.TemporaryDirectory() as name:
         base = Path(name) / "base"
         venv.create(base, with_pip=True)
-        install(base, "--find-links", str(wheels), str(wheel))
+        install(base, "--no-index", "--find-links", str(wheels), str(wheel))  # so that torch is the one there
         for extra in extras:
             started = time.monotonic()
             alone = Path(name) / extra
