@@ -36,14 +36,14 @@ TARGETS = {
 def build(level: str) -> Path:
     """Compile a level unless that is done, and copy its library to where wheels take it."""
     machine, cpu = TARGETS[level]
-    options = ["-target", f"{machine}-linux-gnu.{GLIBC}", *cpu]
+    target = ["-target", f"{machine}-linux-gnu.{GLIBC}"]
     sources = loader._read(loader.SOURCES).sources
     key = prebuilt.source_key(sources)
-    recipe = json.dumps([key, options, FLAGS, importlib.metadata.version("ziglang")])
+    recipe = json.dumps([key, [*target, *cpu], FLAGS, importlib.metadata.version("ziglang")])
     folder = KERNELS / f"{level}-{hashlib.sha256(recipe.encode()).hexdigest()[:24]}"
     library = folder / "kernel.so"
     if not library.exists():
-        compile_and_link([sys.executable, "-m", "ziglang", "c++", *options], sources, library)
+        compile_and_link([sys.executable, "-m", "ziglang", "c++", *target], cpu, sources, library)
     contents = library.read_bytes()
     prebuilt.FOLDER.mkdir(exist_ok=True)
     for old in prebuilt.FOLDER.glob(f"kernel-{level}-*.so"):
@@ -53,7 +53,7 @@ def build(level: str) -> Path:
     return path
 
 
-def compile_and_link(compiler: list[str], sources: dict[str, bytes], library: Path) -> None:
+def compile_and_link(compiler: list[str], cpu: list[str], sources: dict[str, bytes], library: Path) -> None:
     folder = library.parent
     for name, text in sources.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -67,7 +67,8 @@ def compile_and_link(compiler: list[str], sources: dict[str, bytes], library: Pa
 
     units = sorted(name for name in sources if name.endswith(".cpp"))
     with ThreadPoolExecutor(2) as both:  # three of these files take nearly all the time
-        objects = list(both.map(lambda name: run([*FLAGS, "-I.", "-c", name], f"{name}.o"), units))
+        objects = list(both.map(lambda name: run([*cpu, *FLAGS, "-I.", "-c", name], f"{name}.o"), units))
+    # Linking compiles libc++ for the target, which takes a minute. Without the level it is the same for all levels, and comes from zig's cache.
     run(["-shared", "-s", "-pthread", *objects], library.name)
 
 
