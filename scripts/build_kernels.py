@@ -68,7 +68,7 @@ def compile_and_link(compiler: list[str], cpu: list[str], sources: dict[str, byt
     units = sorted(name for name in sources if name.endswith(".cpp"))
     with ThreadPoolExecutor(2) as both:  # three of these files take nearly all the time
         objects = list(both.map(lambda name: run([*cpu, *FLAGS, "-I.", "-c", name], f"{name}.o"), units))
-    # Linking compiles libc++ for the target, which takes a minute. Without the level it is the same for all levels, and comes from zig's cache.
+    # Linking compiles libc++ for the target, which takes a minute. Without `cpu` it is the same for all levels, and zig keeps it.
     run(["-shared", "-s", "-pthread", *objects], library.name)
 
 
