@@ -4,8 +4,10 @@
     scripts/bench_against.py 3a5dfe0
     scripts/bench_against.py HEAD~1 --cases pendulum10 --rounds 2
     scripts/bench_against.py HEAD~1 --cases quadruped --calls
+    scripts/build_kernels.py v3 && CXX="g++ -mno-avx512f" scripts/bench_against.py --level v3
 
-With `--calls`, single calls from Python of one settled environment: what stands around a kernel that takes microseconds.
+With `--calls`, single calls from Python of one settled environment: what stands around a kernel that takes microseconds. With `--level`,
+the prebuilt kernel of a level beside the one that $CXX compiles for this CPU, both of this checkout.
 
 Each round starts one process for either version. Both do the same work by turns, call by call, so that other load on the machine falls on
 both alike. A time is the least processor time of all calls; a ratio is the quotient of two such times. Forward and backward are rollouts
@@ -130,8 +132,8 @@ def serve(batch: int, steps: int, calls: bool) -> None:
 class Version:
     """A process that runs the package of one folder."""
 
-    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
-        own = {"PYTHONPATH": f"{folder}{os.pathsep}{ROOT / 'scripts'}", "OMP_NUM_THREADS": "1"}
+    def __init__(self, folder: Path, level: str, options: argparse.Namespace) -> None:
+        own = {"TORCHDOJO_CPU_LEVEL": level, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT / 'scripts'}", "OMP_NUM_THREADS": "1"}
         command = [sys.executable, __file__, "--serve", f"--batch={options.batch}", f"--steps={options.steps}"]
         command += ["--calls"] * options.calls
         self.process = subprocess.Popen(command, env=os.environ | own, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
@@ -151,11 +153,11 @@ class Version:
         self.process.wait()
 
 
-def compare(folders: tuple[Path, Path], options: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
-    """Least seconds of (the other version, this version) for each case and kind."""
+def compare(folders: tuple[tuple[Path, str], ...], options: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
+    """Least seconds of (the other version, this version) for each case and kind. A version is a folder, and the level of its kernel."""
     least = {(name, kind): [math.inf, math.inf] for name in options.cases for kind in (CALLS if options.calls else KINDS)}
     for number in range(options.rounds):
-        versions = [Version(folder, options) for folder in folders]
+        versions = [Version(*folder, options) for folder in folders]
         for (name, kind), seconds in least.items():
             for _ in range(options.repeats):
                 for i, version in enumerate(versions):
@@ -164,6 +166,16 @@ def compare(folders: tuple[Path, Path], options: argparse.Namespace) -> dict[tup
             version.close()
         print(f"round {number + 1} of {options.rounds}", file=sys.stderr)
     return least
+
+
+def compare_commits(options: argparse.Namespace) -> dict[tuple[str, str], list[float]]:
+    with tempfile.TemporaryDirectory() as temporary:
+        other = Path(temporary, "other")
+        subprocess.run(["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", other, options.commit], check=True)
+        try:
+            return compare(((other, ""), (ROOT, "")), options)
+        finally:
+            subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", other], check=True)
 
 
 def main() -> None:
@@ -177,19 +189,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="pairs of processes (default: 5)")
     parser.add_argument("--repeats", type=int, default=5, help="calls of each process (default: 5)")
     parser.add_argument("--calls", action="store_true", help="single calls of one environment")
+    parser.add_argument("--level", help="v2, v3, v4 or neon: compare this prebuilt kernel with a compiled one")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         return serve(options.batch, options.steps, options.calls)
-    with tempfile.TemporaryDirectory() as temporary:
-        other = Path(temporary, "other")
-        subprocess.run(["git", "-C", ROOT, "worktree", "add", "--quiet", "--detach", other, options.commit], check=True)
-        try:
-            least = compare((other, ROOT), options)
-        finally:
-            subprocess.run(["git", "-C", ROOT, "worktree", "remove", "--force", other], check=True)
+    names = (options.commit, "this checkout")
+    if options.level:
+        names = ("compiled", options.level)
+        least = compare(((ROOT, "native"), (ROOT, options.level)), options)
+    else:
+        least = compare_commits(options)
     digits = 3 if options.calls else 2
-    print(f"| case | kind | {options.commit} [ms] | this checkout [ms] | ratio |\n|---|---|---|---|---|")
+    print(f"| case | kind | {names[0]} [ms] | {names[1]} [ms] | ratio |\n|---|---|---|---|---|")
     for (name, kind), (before, now) in least.items():
         print(f"| {name} | {kind} | {1e3 * before:.{digits}f} | {1e3 * now:.{digits}f} | {now / before:.3f} |")
 

@@ -4,13 +4,17 @@
     python scripts/build_kernels.py neon        # of aarch64, from any machine
 
 It needs `pip install ziglang`: clang with the headers and symbols of old systems, so libraries need no more than glibc 2.28 (2018).
+Objects and libraries stay in build/kernels (or $KERNELS) under a key of sources, compiler and flags, so a stopped build goes on.
 """
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
+import json
+import os
 import subprocess
 import sys
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,6 +23,8 @@ from torchdojo.native import loader, prebuilt
 from torchdojo.native.toolchain import LANGUAGE, OPTIMIZED
 
 GLIBC = "2.28"
+KERNELS = Path(os.environ.get("KERNELS") or Path(__file__).parents[1] / "build" / "kernels").absolute()
+FLAGS = [*LANGUAGE, *OPTIMIZED, "-DNDEBUG", "-fPIC", "-fvisibility=default"]
 TARGETS = {
     "v2": ("x86_64", ["-mcpu=x86_64_v2"]),
     "v3": ("x86_64", ["-mcpu=x86_64_v3"]),
@@ -28,30 +34,43 @@ TARGETS = {
 
 
 def build(level: str) -> Path:
+    """Compile a level unless that is done, and copy its library to where wheels take it."""
     machine, cpu = TARGETS[level]
+    target = ["-target", f"{machine}-linux-gnu.{GLIBC}"]
     sources = loader._read(loader.SOURCES).sources
-    compiler = [sys.executable, "-m", "ziglang", "c++", "-target", f"{machine}-linux-gnu.{GLIBC}", *cpu]
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        for path, text in sources.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(text)
-
-        def compile_one(path: str) -> str:
-            flags = [*LANGUAGE, *OPTIMIZED, "-DNDEBUG", "-fPIC", "-fvisibility=default", f"-I{folder}"]
-            subprocess.run([*compiler, *flags, "-c", path, "-o", f"{path}.o"], cwd=folder, check=True)
-            return f"{path}.o"
-
-        with ThreadPoolExecutor(2) as both:  # two of these files take nearly all the time
-            objects = list(both.map(compile_one, sorted(path for path in sources if path.endswith(".cpp"))))
-        subprocess.run([*compiler, "-shared", "-s", "-pthread", *objects, "-o", "kernel.so"], cwd=folder, check=True)
-        contents = (folder / "kernel.so").read_bytes()
+    key = prebuilt.source_key(sources)
+    recipe = json.dumps([key, [*target, *cpu], FLAGS, importlib.metadata.version("ziglang")])
+    folder = KERNELS / f"{level}-{hashlib.sha256(recipe.encode()).hexdigest()[:24]}"
+    library = folder / "kernel.so"
+    if not library.exists():
+        compile_and_link([sys.executable, "-m", "ziglang", "c++", *target], cpu, sources, library)
+    contents = library.read_bytes()
     prebuilt.FOLDER.mkdir(exist_ok=True)
     for old in prebuilt.FOLDER.glob(f"kernel-{level}-*.so"):
         old.unlink()
-    path = prebuilt.FOLDER / prebuilt.library_name(level, prebuilt.source_key(sources), contents)
+    path = prebuilt.FOLDER / prebuilt.library_name(level, key, contents)
     path.write_bytes(contents)
     return path
+
+
+def compile_and_link(compiler: list[str], cpu: list[str], sources: dict[str, bytes], library: Path) -> None:
+    folder = library.parent
+    for name, text in sources.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(text)
+
+    def run(arguments: list[str], result: str) -> str:
+        if not (folder / result).exists():
+            subprocess.run([*compiler, *arguments, "-o", f"{result}.part"], cwd=folder, check=True)
+            (folder / f"{result}.part").rename(folder / result)
+        return result
+
+    # Four lanes are wider than the registers of v2, in all units alike: hence -Wno-psabi.
+    units = sorted(name for name in sources if name.endswith(".cpp"))
+    with ThreadPoolExecutor(2) as both:  # three of these files take nearly all the time
+        objects = list(both.map(lambda name: run([*cpu, *FLAGS, "-Wno-psabi", "-I.", "-c", name], f"{name}.o"), units))
+    # Linking compiles libc++ for the target, which takes a minute. Without `cpu` it is the same for all levels, and zig keeps it.
+    run(["-shared", "-s", "-pthread", *objects], library.name)
 
 
 if __name__ == "__main__":

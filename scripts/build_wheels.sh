@@ -1,20 +1,26 @@
 #!/usr/bin/env bash
 # Makes an sdist, and wheels with kernels for Linux on x86-64 (v2, v3, v4) and aarch64 (NEON): scripts/build_wheels.sh [FOLDER] (dist).
-# $LEVELS chooses fewer, as in LEVELS=v3. It needs `pip install ziglang "setuptools>=77" wheel`.
+# $LEVELS chooses fewer, as in LEVELS=v3. It packs HEAD, and keeps compiled kernels in build/kernels for the next call.
+# It needs `pip install ziglang "setuptools>=77" wheel`. Fails where a wheel is larger than 8 MB.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=$(realpath -m "${1:-dist}")
+export KERNELS=${KERNELS:-$PWD/build/kernels}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 git archive HEAD | tar -x -C "$work"
 cd "$work"
-python -c "from setuptools import build_meta; build_meta.build_sdist('$out')" >/dev/null
+export PYTHONPATH=$work${PYTHONPATH:+:$PYTHONPATH}
+python -c "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])" "$out" >/dev/null
 wheel() {  # arguments: the machine, its levels
     local machine=$1
     shift
     rm -rf build torchdojo/native/lib
-    PYTHONPATH=$work python scripts/build_kernels.py "$@"
+    python scripts/build_kernels.py "$@"
     python -m pip wheel -q . --no-deps --no-build-isolation -w "$out" --config-settings=--build-option=--plat-name="manylinux_2_28_$machine"
+    local size
+    size=$(stat -c %s "$out"/*"$machine".whl | sort -n | tail -1)
+    [ "$size" -le 8000000 ] || { echo "$0: a wheel of $size bytes for $machine, allowed 8000000; build fewer LEVELS" >&2; exit 1; }
 }
 levels=" ${LEVELS:-v2 v3 v4 neon} "
 x86=$(grep -o 'v[234]' <<<"$levels" || :)

@@ -55,7 +55,7 @@ def test_reports_and_writes_what_others_can_play(tmp_path: Path, capsys: pytest.
         with torch.no_grad():
             z = mech.step(z, arrays["input_map"] @ (arrays["v"][t] + arrays["gains"][t] @ error) + arrays["input_offset"]).z
     assert abs(float(mech.to_minimal(z)[0]) - 0.5) < 0.01
-    if (output / "trajectory.html").exists():  # needs the extra torchdojo[view]
+    if (output / "trajectory.html").exists():  # needs the extra torchdojo[pages]
         assert (output / "trajectory.html").stat().st_size > 1000
     assert main(["view", str(output / "trajectory.npz"), "--json"]) == 0
 

@@ -54,7 +54,7 @@ def test_where_the_page_goes(tmp_path, capsys, options, printed, pages):
 def test_without_the_extra_a_note_says_so(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(drawing, "find_spec", lambda name: None)
     assert main(["simulate", "sphere", "--steps", "1", "--output", str(tmp_path)]) == 0
-    assert 'note: no page of the motion, since meshcat is not installed: pip install "torchdojo[view]"' in capsys.readouterr().out
+    assert 'note: no page of the motion, since meshcat is not installed: pip install "torchdojo[pages]"' in capsys.readouterr().out
     assert load_playbacks(tmp_path / "trajectory.npz")
 
 

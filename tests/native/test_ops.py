@@ -20,7 +20,7 @@ from hopper import EXACT, hopper, loss, on, require_grad, same, states
 from torchdojo.engine import kernel
 from torchdojo.engine.kernel import Kernel
 from torchdojo.gradients.request import Request
-from torchdojo.native import loader, program
+from torchdojo.native import loader, operators, program
 from torchdojo.native.kernel import Keep
 from torchdojo.native.request import encode
 
@@ -412,3 +412,15 @@ def test_empty_batches() -> None:
     assert out.z.shape == (0, 26) and out.status.shape == (0,)
     out.z.sum().backward()
     assert z.grad.shape == (0, 26)
+
+
+def test_schema_of_an_operator_is_what_the_annotations_say():
+    def every(
+        a: Tensor, b: Tensor | None, c: list[Tensor], d: int, e: float, f: bool, g: list[float], h: list[bool]
+    ) -> tuple[Tensor, list[Tensor]]: ...  # type: ignore[empty-body]
+
+    def one(z: Tensor) -> list[Tensor]: ...  # type: ignore[empty-body]
+
+    types = "Tensor a, Tensor? b, Tensor[] c, SymInt d, float e, bool f, float[] g, bool[] h"
+    assert operators.schema(every) == f"({types}) -> (Tensor, Tensor[])"
+    assert operators.schema(one) == "(Tensor z) -> Tensor[]"

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
+import multiprocessing
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -108,6 +113,56 @@ def test_loader_takes_it_without_a_compiler_or_a_cache(folder: Path, monkeypatch
     monkeypatch.setenv("TORCHDOJO_CACHE", str(tmp_path / "cache"))
     assert loader.load_kernel(loader.SOURCES)._name.startswith(str(folder))
     assert not (tmp_path / "cache").exists()
+
+
+def test_loader_knows_whether_it_would_compile(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.delenv("TORCHDOJO_SANITIZE", raising=False)
+    monkeypatch.setattr(loader, "cache_roots", lambda: iter([tmp_path / "cache"]))
+    monkeypatch.setattr(loader, "_with_compiler", lambda recipe: dataclasses.replace(recipe, key="key"))
+    assert loader.compiles()
+    (tmp_path / "cache" / "key").mkdir(parents=True)
+    contents = publish(folder, "v2").read_bytes()
+    (tmp_path / "cache" / "key" / f"kernel-{hashlib.sha256(contents).hexdigest()}.so").write_bytes(contents)
+    assert not loader.compiles()
+    monkeypatch.setattr(loader, "cache_roots", lambda: iter([]))
+    assert loader.compiles()
+    publish(folder, "v2", loader._read(loader.SOURCES).sources)
+    assert not loader.compiles()
+
+
+def test_cpu_below_all_levels_compiles_or_says_what_is_missing(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    for level in ("v2", "v3", "v4"):
+        publish(folder, level, loader._read(loader.SOURCES).sources)
+    monkeypatch.setattr(prebuilt, "cpu_levels", lambda: ())
+    monkeypatch.delenv("TORCHDOJO_SANITIZE", raising=False)
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("TORCHDOJO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(loader.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(toolchain.NativeUnavailable, match=r"Install g\+\+ .* kernels are there for v2, v3, v4; this CPU has: none"):
+        loader.load_kernel(loader.SOURCES)
+    monkeypatch.undo()
+    monkeypatch.setattr(prebuilt, "FOLDER", folder)
+    monkeypatch.setattr(prebuilt, "cpu_levels", lambda: ())
+    assert prebuilt.open_prebuilt(loader._read(loader.SOURCES).sources) is None  # so a compiler is looked for
+
+
+def open_here(folder: str, ready: Any) -> str:
+    prebuilt.FOLDER = Path(folder)
+    prebuilt.cpu_levels = lambda: ("v3",)  # type: ignore[assignment]
+    ready.wait()
+    return prebuilt.open_prebuilt(SOURCES)[0]._name  # type: ignore[index]
+
+
+def test_two_processes_that_start_together_open_one_file_and_write_nothing(folder: Path):
+    path = publish(folder, "v3")
+    before = sorted((entry.name, entry.stat().st_mtime_ns) for entry in folder.iterdir())
+    context = multiprocessing.get_context("fork")
+    with context.Manager() as manager, ProcessPoolExecutor(2, mp_context=context) as pool:
+        ready = manager.Barrier(2)
+        assert [each.result(60) for each in [pool.submit(open_here, str(folder), ready) for _ in range(2)]] == [str(path)] * 2
+    assert sorted((entry.name, entry.stat().st_mtime_ns) for entry in folder.iterdir()) == before
 
 
 def test_version_names_kernel_and_level(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -36,7 +36,7 @@ class Page(NamedTuple):
         if self.html is not None or self.no_html or output is None:
             return self.html
         if find_spec("meshcat") is None:
-            print('note: no page of the motion, since meshcat is not installed: pip install "torchdojo[view]"')
+            print('note: no page of the motion, since meshcat is not installed: pip install "torchdojo[pages]"')
             return None
         return (output / TRAJECTORY).with_suffix(".html")
 

@@ -36,6 +36,7 @@ from torchdojo.structure import Structure
 
 __all__ = ["Backends"]
 
+is_exporting = getattr(torch.compiler, "is_exporting", bool)  # PyTorch 2.6 has none, and bool() is False
 PLACES = ("cpu", "cuda")  # where the numbers of a mechanism may be whose steps the kernel takes
 
 
@@ -88,7 +89,7 @@ class Backends:
         return near_terms(parameters, pair.contact, z, reach, len(pair.slots))
 
     def _reference(self, request: Request) -> Backend:
-        if torch.compiler.is_exporting():
+        if is_exporting():
             raise RuntimeError(
                 "torch.export: the reference takes the steps of this mechanism, and iterates until each environment has converged, which "
                 'no exported program does; export steps of the kernel: built-in elements, float64 on the CPU, SolverOptions(backend="auto")'

@@ -20,9 +20,15 @@ def forward_mode() -> bool:
     return forward_ad._current_level >= 0
 
 
+def _top_hooks() -> Callable[[bool], Any] | None:
+    """PyTorch's function that returns the innermost hooks of saved tensors. Version 2.6 has none."""
+    return getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+
 def hooked() -> bool:
-    """Whether tensors that autograd saves go through hooks: inside of checkpoints, and where they are offloaded."""
-    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+    """Whether tensors that autograd saves may go through hooks: inside of checkpoints, and where they are offloaded."""
+    top = _top_hooks()
+    return top is None or top(True) is not None
 
 
 def save(ctx: Any, *tensors: Tensor) -> None:
@@ -40,15 +46,15 @@ def apart_from_hooks(forward: Callable[..., Result]) -> Callable[..., Result]:
     """Keep the caller's hooks of saved tensors away from graphs that `forward` makes and uses up.
 
     `torch.utils.checkpoint` and offloading would take such graphs for parts of the caller's graph. A checkpoint would compute its whole
-    segment again whenever the solver asks for a Jacobian, and again within that.
+    segment again whenever the solver asks for a Jacobian, and again within that. PyTorch 2.6 cannot return its hooks, so there they stay.
     """
 
     @functools.wraps(forward)
     def wrapped(*args: Any) -> Result:
-        stack = torch._C._autograd
+        stack, top = torch._C._autograd, _top_hooks()
         hooks = []
-        while (top := stack._top_saved_tensors_default_hooks(True)) is not None:
-            hooks.append(top)
+        while top is not None and (pair := top(True)) is not None:
+            hooks.append(pair)
             stack._pop_saved_tensors_default_hooks()
         try:
             return forward(*args)

@@ -51,7 +51,7 @@ try:
 except ImportError:  # no such module on Windows
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["NativeUnavailable", "available", "library"]
+__all__ = ["NativeUnavailable", "available", "compiles", "describe", "library"]
 
 SOURCES = Path(__file__).parent / "src"
 
@@ -136,6 +136,19 @@ def describe() -> str:
         return f"kernel: compiled for this CPU on first use, key {_with_compiler(recipe).key}; CPU: {levels}"
     except (NativeUnavailable, OSError) as error:
         return f"kernel: not available ({error}); CPU: {levels}"
+
+
+def compiles() -> bool:
+    """Whether `library` would compile: there is no prebuilt kernel, and none in the cache.
+
+    Raises:
+        NativeUnavailable: no sources, no compiler, or no level of a CPU in $TORCHDOJO_CPU_LEVEL.
+    """
+    recipe = _read(SOURCES)
+    if not recipe.sanitize and prebuilt.open_prebuilt(recipe.sources) is not None:
+        return False
+    key = _with_compiler(recipe).key
+    return all(_open_cached(root / key) is None for root in cache_roots())
 
 
 def _switched_off() -> bool:
@@ -247,10 +260,10 @@ def load_kernel(source_dir: Path) -> ctypes.CDLL:
             return shipped[0]
     try:
         recipe = _with_compiler(recipe)
-    except NativeUnavailable:
+    except NativeUnavailable as error:
         kernel = None if recipe.sanitize else _open_family(recipe.family)  # a sanitized library ends a process without the runtime
         if kernel is None:
-            raise
+            raise NativeUnavailable(f"{error} {prebuilt.unusable_levels(recipe.sources)}".strip()) from error
         return kernel
     unusable: list[str] = []
     try:

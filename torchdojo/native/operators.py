@@ -9,14 +9,28 @@ NAME_values, so it does not go through rules in Python at every call.
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch._library.autograd import Info, make_autograd_impl
 from torch._ops import OpOverload
 
-__all__ = ["define", "register_autograd", "register_fake", "register_vmap"]
+__all__ = ["define", "register_autograd", "register_fake", "register_vmap", "schema"]
+
+#: annotation -> the same in PyTorch's language
+TYPES: dict[Any, str] = {
+    Tensor: "Tensor",
+    Tensor | None: "Tensor?",
+    list[Tensor]: "Tensor[]",
+    int: "SymInt",
+    float: "float",
+    bool: "bool",
+    list[float]: "float[]",
+    list[bool]: "bool[]",
+}
 
 _library = torch.library.Library("torchdojo", "FRAGMENT")
 
@@ -26,12 +40,24 @@ def define(name: str) -> Callable[[Callable[..., Any]], OpOverload]:
 
     def decorate(function: Callable[..., Any]) -> OpOverload:
         for own in (name, f"{name}_values"):
-            _library.define(own + torch.library.infer_schema(function, mutates_args=()), tags=(torch.Tag.pt2_compliant_tag,))
+            _library.define(own + schema(function), tags=(torch.Tag.pt2_compliant_tag,))
             _library.impl(own, function, "CompositeExplicitAutograd")
         operator: OpOverload = getattr(torch.ops.torchdojo, name).default
         return operator
 
     return decorate
+
+
+def schema(function: Callable[..., Any]) -> str:
+    """The annotations of a function in PyTorch's language, as `torch.library.infer_schema` writes them.
+
+    That function of PyTorch 2.6 does not know `list[Tensor]`.
+    """
+    hints = typing.get_type_hints(function)
+    result = hints.pop("return")
+    results = [TYPES[each] for each in typing.get_args(result)] if typing.get_origin(result) is tuple else [TYPES[result]]
+    arguments = ", ".join(f"{TYPES[hint]} {name}" for name, hint in hints.items())
+    return f"({arguments}) -> " + (results[0] if len(results) == 1 else f"({', '.join(results)})")
 
 
 def register_fake(operator: OpOverload) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

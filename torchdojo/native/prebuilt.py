@@ -19,7 +19,7 @@ from pathlib import Path
 
 from torchdojo.native.toolchain import NativeUnavailable, cpu_features, say
 
-__all__ = ["FOLDER", "LEVELS", "chosen_level", "cpu_levels", "library_name", "open_prebuilt", "source_key"]
+__all__ = ["FOLDER", "LEVELS", "chosen_level", "cpu_levels", "library_name", "open_prebuilt", "source_key", "unusable_levels"]
 
 FOLDER = Path(__file__).parent / "lib"
 VARIABLE = "TORCHDOJO_CPU_LEVEL"
@@ -93,3 +93,10 @@ def open_prebuilt(sources: Mapping[str, bytes]) -> tuple[ctypes.CDLL, str] | Non
     if chosen:
         raise NativeUnavailable(f"{VARIABLE} is {chosen}, but {FOLDER} has no usable kernel of it; install a wheel, or unset it.")
     return None
+
+
+def unusable_levels(sources: Mapping[str, bytes]) -> str:
+    """A sentence on the prebuilt libraries of these sources, none of which can be used here; "" where none came along."""
+    paths = FOLDER.glob(f"kernel-*-{source_key(sources)}-*.so")
+    levels = ", ".join(sorted({path.name.split("-")[1] for path in paths}))
+    return f"Prebuilt kernels are there for {levels}; this CPU has: {', '.join(cpu_levels()) or 'none of the levels'}." if levels else ""

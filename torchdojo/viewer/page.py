@@ -76,7 +76,7 @@ def _client() -> bytes:
     """MeshCat's client as its Python package ships it. The package itself is not imported: it would bring its server along."""
     spec = find_spec("meshcat")
     if spec is None or spec.origin is None:
-        raise ImportError("the page draws with MeshCat's client, and meshcat is not installed: pip install 'torchdojo[view]'")
+        raise ImportError("the page draws with MeshCat's client, and meshcat is not installed: pip install 'torchdojo[pages]'")
     return (Path(spec.origin).parent / "viewer" / "dist" / "main.min.js").read_bytes()
 
 
