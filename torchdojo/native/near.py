@@ -50,7 +50,7 @@ def near_terms(parameters: Parameters, contact: int, z: Tensor, reach: Tensor, c
 def _zeros(*shape: int) -> Tensor:
     """Zeros, large ones in pages that the system clears when they are first written.
 
-    PyTorch writes its zeros, and NumPy asks for huge pages. Impulses of 20 steps of 256 robots with 3,900 slots take 640 MB, most of them 0
+    PyTorch writes its zeros, and NumPy asks for huge pages. Impulses of 20 steps of 256 robots with 3,900 slots take 640 MB, nearly all 0.
     """
     size = 8 * math.prod(shape)
     if size < 1 << 20:
