@@ -44,7 +44,7 @@ if [ ! -f "$stamp" ] || { [ "$(cat "$stamp")" != "$wanted all,dev" ] && [ "$(cat
     rm -f "$stamp"
     late=()  # for a tour, modules are compiled to bytecode when they are imported: few of PyTorch's are
     [ "$extras" = all,dev ] || late=(--no-compile)
-    "$python" -m pip install "${late[@]}" --quiet --disable-pip-version-check --no-input \
+    "$python" -m pip install ${late[@]+"${late[@]}"} --quiet --disable-pip-version-check --no-input \
         --constraint "$root/configs/constraints.txt" --editable "$root[$extras]"
     echo "$wanted $extras" >"$stamp"
 fi
