@@ -42,7 +42,9 @@ wanted=$(fingerprint)
 if [ ! -f "$stamp" ] || { [ "$(cat "$stamp")" != "$wanted all,dev" ] && [ "$(cat "$stamp")" != "$wanted $extras" ]; }; then
     echo "setup: installing torchdojo and what it needs (a minute or two the first time)"
     rm -f "$stamp"
-    "$python" -m pip install --quiet --disable-pip-version-check --no-input \
+    late=()  # for a tour, modules are compiled to bytecode when they are imported: few of PyTorch's are
+    [ "$extras" = all,dev ] || late=(--no-compile)
+    "$python" -m pip install ${late[@]+"${late[@]}"} --quiet --disable-pip-version-check --no-input \
         --constraint "$root/configs/constraints.txt" --editable "$root[$extras]"
     echo "$wanted $extras" >"$stamp"
 fi
