@@ -53,7 +53,7 @@ def jacobian(mech: td.Mechanism, z: Tensor, places: Sequence[int]) -> Tensor:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("restitution", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("restitution", [0.0, 0.5, pytest.param(1.0, marks=pytest.mark.slow)])
 def test_a_ball_that_starts_higher_is_lower_afterwards(restitution: float, backend: str) -> None:
     """dx⁺/dx = −e. As it arrives later, by 1/|v|, gravity acts for longer before and for less time after: dv⁺/dx = (1 + e) g/|v|."""
     e, speed = restitution, 2.0

@@ -205,7 +205,7 @@ def test_gradgradcheck() -> None:
     )
 
 
-@pytest.mark.parametrize("grad_kappa", [None, 1e-2])
+@pytest.mark.parametrize("grad_kappa", [None, pytest.param(1e-2, marks=pytest.mark.slow)])
 def test_second_derivatives_are_differences_of_first(grad_kappa: float | None) -> None:
     """Hessian-vector products in contact, along all inputs and parameters together; those of smoothed gradients, too."""
     mechanism = hopper(grad_kappa=grad_kappa)

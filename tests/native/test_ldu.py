@@ -14,7 +14,7 @@ from torch import Tensor
 from torchdojo.native.graph import Schedule, schedule
 from torchdojo.native.toolchain import NativeUnavailable, find_compiler
 
-pytestmark = pytest.mark.sanitize
+pytestmark = [pytest.mark.sanitize, pytest.mark.slow]  # it compiles a module of its own
 native = pytest.mark.usefixtures("kernel")
 
 # Both solvers are backward stable on these matrices: diagonally dominant ones, and saddle points with condition numbers below 1e4. So they

@@ -241,7 +241,7 @@ def test_iteration_limit() -> None:
     assert PlanStatus(int(plan.status)) is PlanStatus.ITERATION_LIMIT and len(plan.log) == 1
 
 
-@pytest.mark.parametrize("controls", [False, True])
+@pytest.mark.parametrize("controls", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("method", ["single", "multiple"])
 def test_the_reference_plans(method: str, controls: bool) -> None:
     """Without the kernel, there is no budget of iterations; the plan is the same to the digits that its tolerance leaves."""

@@ -126,7 +126,7 @@ def test_bad_input(tmp_path, monkeypatch):
         write_page(good, tmp_path / "none" / "page.html")
     assert write_page(good, tmp_path / "page.html").stat().st_size < 1e6
     monkeypatch.setattr(page, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match="torchdojo\\[view\\]"):
+    with pytest.raises(ImportError, match="torchdojo\\[pages\\]"):
         page_html(good)
 
 
