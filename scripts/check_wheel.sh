@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs torchdojo from a folder of wheels alone, and takes the first gradient where there is no compiler: scripts/check_wheel.sh FOLDER.
 # The folder has a wheel of torchdojo, and what it needs: scripts/build_wheels.sh FOLDER; pip download -d FOLDER torch numpy meshcat.
-# With `pip download -d FOLDER --no-deps pip==20.2.4`, also that a pip older than the wheel's tag says so. Each level that this CPU has is forced once. Root gets a namespace without a network, in which /usr/bin is empty, and the home and the packages
-# are read-only. Others get an empty PATH. Fails where a gradient comes later than $SECONDS_ALLOWED (15) after the start of Python.
+# A pip of 20.2.4 in it (pip download -d FOLDER --no-deps pip==20.2.4) has to say that it is older than the wheel's tag.
+# Each level that this CPU has is forced once. Root gets a namespace without a network: its /usr/bin is empty, and the home and the packages
+# are read-only. Others get an empty PATH. The check fails where a gradient comes later than $SECONDS_ALLOWED (15) after the start of Python.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 wheels=$(realpath "${1:?"usage: $0 FOLDER_OF_WHEELS"}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 
 import pytest
@@ -156,8 +158,27 @@ def test_gradients(by_parts: bool) -> None:
     assert torch.autograd.gradgradcheck(lambda *args: wrench(*args, *rest), used)
 
 
+@pytest.mark.parametrize("by_parts", [False, True])
+def test_states_in_float32_batches_and_copies(by_parts: bool) -> None:
+    mech = leaf()
+    parts = [td.PassivePart(td.Site("stone", (0.1, 0.2, -0.1)), 1.5, (0.1, 0.2, 0.25), 0.3)] if by_parts else None
+    mech.passive = td.PassiveForces(mech, density=2.0, wind=(1.0, 0.0, 0.0), parts=parts)
+    z = states(3, mech)
+    wrench = mech.passive(z)
+    single = mech.passive(z.float())
+    assert single.dtype == torch.float32
+    torch.testing.assert_close(single.double(), wrench, atol=1e-5, rtol=1e-5)  # z is rounded to 6e-8 of itself
+    assert mech.rollout(z.float(), steps=2, wrench=mech.passive).z.dtype == torch.float32
+    torch.testing.assert_close(torch.func.vmap(mech.passive)(z), wrench, atol=1e-14, rtol=0)
+    for other in (copy.deepcopy(mech), pickle.loads(pickle.dumps(mech))):
+        assert other.passive is not None and other.passive.mech is other
+        assert torch.equal(other.passive(z), wrench)
+
+
 def test_refused() -> None:
     mech = leaf()
+    with pytest.raises(ValueError, match="13"):
+        td.PassiveForces(mech)(torch.zeros(13))
     with pytest.raises(ValueError, match=r"got bodies \['bird'\]; allowed: \['leaf', 'stone'\]"):
         td.PassiveForces(mech, gravity_compensation={"bird": 1.0})
     with pytest.raises(ValueError, match="density"):

@@ -27,6 +27,7 @@ from torchdojo import quaternion as quat
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.tendon_paths import Frame
 from torchdojo.parameters import as_tensor, require
+from torchdojo.precision import in_float64
 from torchdojo.state.layout import TWIST_SIZE, split_state
 from torchdojo.structure import Structure
 
@@ -139,8 +140,14 @@ class PassiveForces:
         if unknown:
             raise ValueError(f"PassiveForces: got bodies {unknown}; allowed: {list(mech.bodies)}")
 
+    @in_float64
     def __call__(self, z: Tensor) -> Tensor:
-        """The wrenches at the states z (..., 13 nb)."""
+        """The wrenches (..., 6 nb) at the states z (..., 13 nb), in their dtype.
+
+        Raises:
+            ValueError: another shape. TypeError: no tensor of float32 or float64.
+        """
+        self.mech.check_state(z)
         mech, state = self.mech, split_state(z)
         if self.parts is None:
             shape = boxes(mech)

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "abi/near_pairs.hpp"
-#include "base/separation.hpp"
 
 namespace torchdojo {
 
@@ -29,7 +28,6 @@ inline double most_energy(const MechanismTable &m, const double *p, const double
 class PathCheck {
 public:
     PathCheck(const NearPairs &pairs, int num_bodies) : pairs(pairs), ways(num_bodies + 1) {
-        for (const NearPairs::Pair &pair : pairs.pairs) thicknesses.push_back(thickness(*pair.cores[0]) + thickness(*pair.cores[1]));
         ways[num_bodies] = {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {1, {0, 0, 0}}, 0.0};  // the world
     }
 
@@ -40,8 +38,8 @@ public:
             const Vec3<double> turn = (0.5 * h) * load3(b + 10);
             ways[i] = {load3(a), load3(b) - load3(a), turn, load4(a + 6), std::sqrt(dot(turn, turn))};
         }
-        for (size_t k = 0; k < pairs.pairs.size(); ++k)
-            if (pierces(pairs.pairs[k], thicknesses[k])) return true;
+        for (const NearPairs::Pair &pair : pairs.pairs)
+            if (pierces(pair)) return true;
         return false;
     }
 
@@ -53,9 +51,8 @@ private:
     };
     const NearPairs &pairs;
     std::vector<Way> ways;  // of each body, and of the world
-    std::vector<double> thicknesses;
 
-    bool pierces(const NearPairs::Pair &pair, double thick) const {
+    bool pierces(const NearPairs::Pair &pair) const {
         const Way *const way[2] = {&ways[pair.body], &ways[pair.other]};
         const Vec3<double> gone = way[0]->move - way[1]->move, apart = way[0]->x - way[1]->x;
         const double moved = 2 * (pair.extent[0] * way[0]->length + pair.extent[1] * way[1]->length) + std::sqrt(dot(gone, gone));
@@ -72,7 +69,7 @@ private:
             }
             return are_apart(*pair.cores[0], *pair.cores[1], place, R, margin);
         };
-        const int looks = int(std::min(double(constant::near_terms::looks), std::ceil(std::max(1.0, 2 * moved / thick))));
+        const int looks = int(std::min(double(constant::near_terms::looks), std::ceil(std::max(1.0, 2 * moved / pair.thickness))));
         for (int k = looks; k > 0; --k)
             if (!are_apart_at(double(k) / looks)) return are_apart_at(0.0);
         return false;

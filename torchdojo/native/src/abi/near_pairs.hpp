@@ -7,6 +7,7 @@
 
 #include "abi/mechanism.hpp"
 #include "base/near_search.hpp"
+#include "base/separation.hpp"
 
 namespace torchdojo {
 
@@ -16,11 +17,12 @@ struct NearPairs {
         int32_t first, count;          // of its slots
         const Polytope *cores[2];
         double extent[2];  // radii of balls about the origins of the bodies that hold the shapes
+        double thickness;  // the sum of both
     };
     struct Shape {
         int32_t body;
         const Polytope *core;
-        double extent;
+        double extent, thickness;
     };
     std::vector<Pair> pairs;    // in the order of their first contacts
     std::vector<int32_t> term;  // of each slot: where its term stands among the parameters. Slots of a pair follow one another
@@ -51,15 +53,17 @@ struct NearPairs {
                                  0,
                                  0,
                                  {pair.cores[0], pair.cores[1]},
-                                 {pair.cores[0]->extent + pair.cores[0]->radius, pair.cores[1]->extent + pair.cores[1]->radius}});
+                                 {pair.cores[0]->extent + pair.cores[0]->radius, pair.cores[1]->extent + pair.cores[1]->radius},
+                                 0.0});
             }
             members[at->second].push_back(int(k));
         }
         for (size_t p = 0; p < pairs.size(); ++p) {
             pairs[p].first = int32_t(term.size()), pairs[p].count = int32_t(members[p].size());
             for (const int k : members[p]) term.push_back(m.pairs[slots[k]->pair].shape_a), place.push_back(k);
-            const int32_t a = number_of({pairs[p].body, pairs[p].cores[0], pairs[p].extent[0]});
-            const int32_t b = number_of({pairs[p].other, pairs[p].cores[1], pairs[p].extent[1]});
+            const int32_t a = number_of(pairs[p].body, pairs[p].cores[0], pairs[p].extent[0]);
+            const int32_t b = number_of(pairs[p].other, pairs[p].cores[1], pairs[p].extent[1]);
+            pairs[p].thickness = shapes[a].thickness + shapes[b].thickness;
             if (!runs.empty() && runs.back().a == a && runs.back().b + runs.back().count == b) ++runs.back().count;
             else runs.push_back({int32_t(p), a, b, 1});
         }
@@ -67,10 +71,10 @@ struct NearPairs {
     int64_t size() const { return int64_t(term.size()); }  // slots of all pairs
 
 private:
-    int32_t number_of(const Shape &shape) {
+    int32_t number_of(int32_t body, const Polytope *core, double extent) {
         for (size_t i = 0; i < shapes.size(); ++i)
-            if (shapes[i].body == shape.body && shapes[i].core == shape.core) return int32_t(i);
-        shapes.push_back(shape);
+            if (shapes[i].body == body && shapes[i].core == core) return int32_t(i);
+        shapes.push_back({body, core, extent, thickness(*core)});
         return int32_t(shapes.size()) - 1;
     }
 };
