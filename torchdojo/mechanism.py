@@ -239,7 +239,8 @@ class Mechanism(TendonSpace, Sensing):
         self.check_state(z, like=visiting(self, z))
         check_wrench(self, z, given, wrench, wrenches, steps)
         length = segment_length(checkpoint, steps)
-        self._warn_of_penetration(z)
+        if warm_start is None:  # with one, the states come from a step
+            self._warn_of_penetration(z)
         z, request = request_of(self.backends.system, self.options, z, grad_kappa, repeat=check_repeat(repeat), budget=budget)
         if careful and (grad_kappa is not None or request.options.randomized is not None):
             raise ValueError("rollout(adaptive=...): goes neither with grad_kappa= of the call nor with gradient_mode='randomized'")

@@ -363,7 +363,7 @@ def test_rollout_in_the_kernel_is_the_loop_in_python() -> None:
         mech, z = hull_on_box()
         quick = mech.backends.select(Request(mech.options))
         assert isinstance(quick, near_set.NearSteps)
-        steps = kind(quick.structure, quick.request, quick.pairs, quick._select, quick._search)
+        steps = kind(quick.structure, quick.request, quick.pairs, quick._select, quick._bare, quick._memory, quick._search)
         start = torch.stack((z, z, z))
         start[1, 2] += 0.004
         start[2, 13] += 0.003

@@ -79,7 +79,7 @@ def collision(**options: float) -> worlds.Scene:
 def steps_of(scene: worlds.Scene, kind: type[near_set.NearSteps]) -> near_set.NearSteps:
     quick = scene.mech.backends.select(Request(scene.mech.options))
     assert isinstance(quick, near_set.NearSteps)
-    return kind(quick.structure, quick.request, quick.pairs, quick._select, quick._search)
+    return kind(quick.structure, quick.request, quick.pairs, quick._select, quick._bare, quick._memory, quick._search)
 
 
 @needs_kernel

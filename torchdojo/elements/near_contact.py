@@ -7,7 +7,7 @@ Which term a slot has is a number of the contact, `term`, that may differ betwee
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -59,6 +59,47 @@ class NearContact(NonlinearContact):
 
     def kind(self) -> tuple[object, ...]:
         return (*super().kind(), *map(id, self.shapes))
+
+    # -- terms that are elsewhere (engine/near_memory.py) ---------------------------------------------------------------------------------
+
+    def lend(self, term: nn.Parameter, give_back: Callable[[], None] | None) -> None:
+        """Take this term as it is. give_back: sets the term that is meant, when somebody asks; None: this one is."""
+        self._buffers.pop("term", None)
+        self._parameters["term"] = term
+        self.__dict__["_give_back"] = give_back
+
+    def _settle(self) -> None:
+        give_back = self.__dict__.get("_give_back")
+        if give_back is not None:
+            give_back()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "term":
+            self._settle()
+        return super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "term":
+            self._settle()
+        super().__setattr__(name, value)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> NearContact:
+        self._settle()
+        return super()._apply(fn, recurse)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        self._settle()
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        self._settle()
+        super()._load_from_state_dict(*arguments)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._settle()
+        return {name: value for name, value in super().__getstate__().items() if name != "_give_back"}
+
+    # -- the term ------------------------------------------------------------------------------------------------------------------------
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         value = super().check_field(name, value)

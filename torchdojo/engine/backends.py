@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NoReturn, cast
@@ -13,9 +14,11 @@ from torch import Tensor
 from torchdojo.dynamics.system import System
 from torchdojo.elements.actuators import Actuators
 from torchdojo.elements.joint_cones import KINEMATIC_FIELDS
+from torchdojo.elements.near_contact import NearContact
 from torchdojo.engine.backend import Backend, Stepper
 from torchdojo.engine.copies import HOST, Copies, copies_for
 from torchdojo.engine.kernel import Kernel
+from torchdojo.engine.near_memory import NearMemory
 from torchdojo.engine.near_set import NearPair, NearSteps, near_pairs, search_in_torch
 from torchdojo.engine.periods import Periods
 from torchdojo.engine.reference import Reference, SinglePrecision
@@ -49,8 +52,13 @@ class Backends:
         self.program = program(self.system) if unsupported(self.system) is None else None
         self._cache, self._mirror = ParameterCache(), Mirror()
         self._near = near_pairs(structure)
+        self._bare = ParameterCache() if self._near else self._cache  # parameters in which the slots of near contacts have no terms
         self._warned = False  # whether the user knows that the reference takes the steps
         self._provide()
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._settle()
+        return {name: value for name, value in self.__dict__.items() if name != "_memory"}  # a copy has slots of its own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -69,7 +77,9 @@ class Backends:
         if self._near and not self._on_host:
             raise RuntimeError("near contacts: got a mechanism on a GPU; allowed: the CPU, mech.to('cpu'), with states there or on a GPU")
         if self._near and self._copies(request) is None:
-            return NearSteps(self.structure, request, self._near, self._select, lambda *asked: self._search(request.options, *asked))
+            assert self._memory is not None
+            search = functools.partial(self._search, request.options)
+            return NearSteps(self.structure, request, self._near, self._select, self._without_terms, self._memory, search)
         return self._select(request)
 
     def _select(self, request: Request) -> Backend:
@@ -80,6 +90,29 @@ class Backends:
         if smoothing is not None:
             return Randomized(self.select(sampled(request)), smoothing, any(p.requires_grad for p in self.stacked()))
         return self._kernel(request) or self._reference(request)
+
+    @functools.cached_property
+    def _memory(self) -> NearMemory | None:
+        """The terms of near contacts between steps of the kernel; None where there are no such contacts."""
+        slots = [contact for contact in self.structure.contacts.values() if isinstance(contact, NearContact)]
+        return NearMemory(slots) if slots else None
+
+    def _without_terms(self, request: Request) -> Backend:
+        """The kernel where `NearMemory` has the terms and parameters have none, or the backend of `_select`."""
+        lowered = None if self._copies(request) is not None else self._asked_program(request)
+        if lowered is None:
+            return self._select(request)
+        return Kernel(self.structure, lowered, self._bare_parameters(lowered), request)
+
+    def _settle(self) -> None:
+        """Give near contacts their terms, which are parameters of what follows."""
+        if self._memory is not None:
+            self._memory.give_back()
+
+    def forget_terms_of_others(self, batch: torch.Size) -> None:
+        """Empty the slots of near contacts, if they have the terms of another batch."""
+        if self._memory is not None:
+            self._memory.forget_others(batch)
 
     @torch.no_grad()
     def _search(self, options: SolverOptions, pair: NearPair, z: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
@@ -179,12 +212,15 @@ class Backends:
     def holding(self, parameters: Parameters | None) -> contextlib.AbstractContextManager[None]:
         """A block in which calls take these parameters, from `map_parameters`, without looking whether numbers have changed."""
         hidden = parameters is None or torch.compiler.is_compiling() or transforming() or forward_mode()
-        return contextlib.nullcontext() if hidden else self._cache.holding(cast(Parameters, parameters))
+        return contextlib.nullcontext() if hidden else self._bare.holding(cast(Parameters, parameters))
 
-    def map_parameters(self, options: SolverOptions) -> Parameters | None:
+    def map_parameters(self, options: SolverOptions, *, terms: bool = False) -> Parameters | None:
         """The parameters with which the kernel computes functions of states (native/maps.py); None where the reference must.
 
         The kernel holds parameters. So the reference takes over where one of them is differentiated, except while `torch.compile` traces.
+
+        Args:
+            terms: whether the function depends on the terms that slots of near contacts have.
         """
         lowered = self._kernel_program(options)
         if lowered is None or not self._on_host:
@@ -192,13 +228,14 @@ class Backends:
         if torch.compiler.is_compiling():
             return self._cached_parameters(lowered)
         if transforming() or forward_mode():
+            self._settle()
             return self._cache.get_held(lowered, self.structure, self.stacked)
-        parameters = self._cache.get(lowered, self.structure, self.stacked)
+        parameters = self._cached_parameters(lowered) if terms or self._memory is None else self._bare_parameters(lowered)
         return None if torch.is_grad_enabled() and parameters.requires_grad else parameters
 
     def still_has(self, parameters: Parameters) -> bool:
         """Whether these are the parameters of the last call of the kernel, and no number has changed since."""
-        return self._cache.still_has(parameters)
+        return self._cache.still_has(parameters) or self._bare.still_has(parameters)
 
     def stacked(self) -> list[Tensor]:
         """All physical numbers, stacked over equal elements (`System.stack_parameters`), with their graphs."""
@@ -248,6 +285,7 @@ class Backends:
     def refresh(self, driven: bool, constant: bool) -> Parameters | None:
         """The parameters that the mechanism has now, and has for `present`; None where some are computed, or differentiated."""
         lowered = cast(Program, self.program)
+        self._settle()
         parameters = self._cache.get_held(lowered, self.structure, self.stacked, constant)
         if not driven or parameters is None:
             return parameters
@@ -266,4 +304,11 @@ class Backends:
             return Parameters(lowered, ())
         if torch.compiler.is_compiling() or transforming() or forward_mode():
             return Parameters(lowered, self.stacked())
+        self._settle()
         return self._cache.get(lowered, self.structure, self.stacked)
+
+    def _bare_parameters(self, lowered: Program) -> Parameters:
+        """The parameters without the terms of near contacts, if these are elsewhere."""
+        assert self._memory is not None
+        with self._memory.withheld():
+            return self._bare.get(lowered, self.structure, self.stacked)

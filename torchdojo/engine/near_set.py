@@ -19,16 +19,14 @@ from torch import Tensor
 
 from torchdojo.dynamics.system import select_rows
 from torchdojo.elements.joints import Floating
-from torchdojo.elements.near_contact import NearContact
 from torchdojo.engine.backend import Backend, Trajectory
 from torchdojo.engine.kernel import Kernel
+from torchdojo.engine.near_memory import NearMemory
 from torchdojo.engine.near_overlap import pierced
 from torchdojo.engine.near_slots import (
     NONE,
     NearPair,
     begin,
-    forget_other_terms,
-    keep,
     keys,
     merge,
     near_pairs,
@@ -55,7 +53,7 @@ from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE
 from torchdojo.state.unknowns import NUM_DATA, TIMESTEP
 from torchdojo.structure import Structure
 
-__all__ = ["NearPair", "NearSteps", "forget_other_terms", "keys", "near_pairs", "search_in_torch"]
+__all__ = ["NearPair", "NearSteps", "keys", "near_pairs", "search_in_torch"]
 
 
 class _Part(NamedTuple):
@@ -96,12 +94,22 @@ Search = Callable[[NearPair, Tensor, Tensor], tuple[Tensor, Tensor]]
 class NearSteps(Backend):
     """The steps of a request, by the backend that `select` gives for it once the slots have their terms.
 
+    bare: the kernel with parameters that have no terms, or another backend. memory: the terms after steps of the kernel.
     search: (pair, states (N, 13 nb), reach (N,) [m]) -> the nearest terms (N, slots, 3), and how many there are (N,).
     """
 
-    def __init__(self, structure: Structure, request: Request, pairs: list[NearPair], select: Callable[[Request], Backend], search: Search):
+    def __init__(
+        self,
+        structure: Structure,
+        request: Request,
+        pairs: list[NearPair],
+        select: Callable[[Request], Backend],
+        bare: Callable[[Request], Backend],
+        memory: NearMemory,
+        search: Search,
+    ):
         super().__init__(structure, (), request)
-        self.pairs, self._select, self._search = pairs, select, search
+        self.pairs, self._select, self._bare, self._memory, self._search = pairs, select, bare, memory, search
         # Solves take whole steps, since halves have terms of their own. Halves come before continuation, which holds on to the terms.
         # Solves that only give a start to others may split: where they might not, 19 of 161 steps of a stack were taken in halves.
         options = dataclasses.replace(request.options, on_failure=OnFailure.FLAG)
@@ -143,10 +151,13 @@ class NearSteps(Backend):
     def _in_kernel(self, given: StepInputs, keep_solutions: bool) -> Trajectory | None:
         """All steps of u (..., T, nu) in one call of the kernel; None where it does not have them, or their derivatives."""
         z, u, wrench, warm = given
-        lead, slots = z.shape[:-1], [slot for slot in self.structure.contacts.values() if isinstance(slot, NearContact)]
-        forget_other_terms(slots, lead)
-        kernel = self._select(self.request)
-        if not isinstance(kernel, Kernel) or forward_mode() or self.request.grad_kappa is not None or not z.numel() or not u.shape[-2]:
+        lead, memory = z.shape[:-1], self._memory
+        memory.forget_others(lead)
+        if forward_mode() or self.request.grad_kappa is not None or not z.numel() or not u.shape[-2]:
+            return None
+        known = memory.take(lead)
+        kernel = self._bare(self.request)
+        if not isinstance(kernel, Kernel):
             return None
         parameters = kernel.parameters
         graph = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (z, u, wrench))
@@ -168,8 +179,8 @@ class NearSteps(Backend):
             u=data[1].detach(),
             wrench=None if data[2] is None else data[2].detach(),
             warm=None if warm is None else rows(warm.detach(), 1),
-            slots=len(slots),
-            known=slots[0].term.shape[:-1] == lead,
+            slots=len(memory.slots),
+            known=None if known is None else known.reshape(-1, len(memory.slots), 3),
             free=wrench is None and self._only_falls(),
         )
         out = NearRollout(*NearFunction.apply(problem, *data)) if graph else problem.solve(keep_solutions)
@@ -179,7 +190,7 @@ class NearSteps(Backend):
             )
             for contact, terms in out.overflow[out.overflow[:, 0] >= 0][:1].tolist():
                 warn_of_overflow(next(pair for pair in self.pairs if pair.contact == contact), terms)
-        keep(slots, out.terms[:, -1].unflatten(0, lead) if lead else out.terms[0, -1])
+        memory.put(out.terms[:, -1].reshape(*lead, *out.terms.shape[2:]).contiguous())
         w = out.w.detach() if keep_solutions else out.w[:, -1:].detach()
         states, impulses, status, iterations, substeps, w = (t.reshape(*lead, *t.shape[1:]) for t in (*out[:2], *out[3:6], w))
         return Trajectory(states, u.expand(*lead, *u.shape[-2:]), impulses, status, iterations, substeps, w)

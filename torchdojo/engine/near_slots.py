@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -15,8 +14,7 @@ from torchdojo.state.layout import STATE_SIZE
 from torchdojo.structure import Structure
 
 __all__ = [
-    "NONE", "NearPair", "begin", "forget_other_terms", "keep", "keys", "merge", "near_pairs", "present", "put", "search_in_torch", "travel",
-    "warn_of_overflow",
+    "NONE", "NearPair", "begin", "keys", "merge", "near_pairs", "present", "put", "search_in_torch", "travel", "warn_of_overflow",
 ]  # fmt: skip
 
 BASE = 1 << 20  # more than a shape has features
@@ -43,30 +41,12 @@ def near_pairs(structure: Structure) -> list[NearPair]:
     return list(pairs.values())
 
 
-def forget_other_terms(contacts: Iterable[object], lead: torch.Size) -> None:
-    """Empty the slots that have terms of another batch than that of the dimensions `lead`."""
-    for slot in contacts:
-        if isinstance(slot, NearContact) and slot.term.shape[:-1] not in (lead, ()):
-            slot.term = NONE.clone()
-
-
 def warn_of_overflow(pair: NearPair, most: int) -> None:
     slot = pair.slots[0]
     warn_user(
         f"near contacts of {slot.body!r} and {slot.other or 'world'!r}: got {most} terms within {1e3 * REACH:g} mm; allowed: as many "
         f"as slots, {len(pair.slots)}, so the status of such steps is MAX_ITERATIONS; give near_contacts(..., slots={most + 2})"
     )
-
-
-def keep(slots: Sequence[NearContact], terms: Tensor) -> None:
-    """Give slots their terms (..., K, 3), those of the last step, where they have others."""
-    before = [slot.term for slot in slots]
-    if all([term.shape == before[0].shape for term in before]) and before[0].shape == terms.shape[:-2] + terms.shape[-1:]:
-        changed = (torch.stack(before, -2) != terms).any(-1).reshape(-1, len(slots)).any(0).nonzero().squeeze(-1).tolist()
-    else:
-        changed = list(range(len(slots)))
-    for k in changed:
-        slots[k].term = terms[..., k, :].contiguous()
 
 
 def present(pair: NearPair, lead: torch.Size) -> Tensor:

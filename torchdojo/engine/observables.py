@@ -112,7 +112,8 @@ def _in_kernel(backends: Backends, parameters: Parameters | None, which: StateMa
 def _observed(backends: Backends, options: SolverOptions, which: StateMap, z: Tensor) -> Tensor | None:
     if z.dtype != torch.float64 or z.shape[-1:] != (STATE_SIZE * backends.structure.num_bodies,):
         return None  # the reference says what is wrong
-    return _in_kernel(backends, backends.map_parameters(options), which, z)
+    terms = which in (StateMap.DISTANCES, StateMap.CONTACT_POINTS)
+    return _in_kernel(backends, backends.map_parameters(options, terms=terms), which, z)
 
 
 def coordinates(backends: Backends, options: SolverOptions, z: Tensor) -> Tensor:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from torchdojo.engine.backends import Backends
-from torchdojo.engine.near_set import forget_other_terms
 from torchdojo.engine.observables import distances
 from torchdojo.parameters import transforming, warn_user
 from torchdojo.solver.options import SolverOptions
@@ -41,7 +40,7 @@ def deepest_penetration(backends: Backends, options: SolverOptions, z: Tensor) -
     contacts = backends.structure.contacts
     if not contacts or not z.numel():
         return None
-    forget_other_terms(contacts.values(), z.shape[:-1])
+    backends.forget_terms_of_others(z.shape[:-1])
     least, place = distances(backends, options, z).flatten().nan_to_num(torch.inf, neginf=torch.inf).min(0)
     if not float(least) < -TOLERANCE:
         return None

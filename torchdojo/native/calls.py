@@ -146,7 +146,7 @@ STRUCTS: dict[str, dict[str, str]] = {
     },
     # The terms of a rollout by near contacts (abi/near_steps.hpp). K: their number, in the order in which they are declared.
     "TdNearSteps": {
-        "known": "int64_t",  # whether the terms among the parameters are those of these environments
+        "known": "const double *",  # (N, K, 3) before the first step, or null
         "free": "int64_t",  # whether, without inputs, gravity alone gives bodies energy
         "stored": "int64_t",  # steps whose terms are kept: T, or 1 for those of the last
         "terms": "double *",  # (N, stored, K, 3)

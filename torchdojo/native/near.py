@@ -80,7 +80,8 @@ class NearRollout(NamedTuple):
 class NearProblem(NamedTuple):
     """Rollouts with near contacts, of flat batches. z: (N, 13 nb). u: (N, T, nu). wrench: (N, 6 nb) or None. warm: (N, n) or None.
 
-    known: whether the terms among the parameters are those of these environments. free: whether gravity alone gives bodies energy.
+    known: terms (N, K, 3) of slots before the first step, or None; the parameters have none.
+    free: whether gravity alone gives bodies energy.
     """
 
     program: Program
@@ -91,7 +92,7 @@ class NearProblem(NamedTuple):
     wrench: Tensor | None
     warm: Tensor | None
     slots: int
-    known: bool
+    known: Tensor | None
     free: bool
 
     def solve(self, all_steps: bool) -> NearRollout:
@@ -159,7 +160,7 @@ class NearProblem(NamedTuple):
             substeps=out.substeps.data_ptr(),
         )
         near = calls.NearSteps(
-            known=self.known,
+            known=None if self.known is None else self.known.data_ptr(),
             free=self.free,
             stored=out.terms.shape[1],
             terms=out.terms.data_ptr(),

@@ -16,31 +16,33 @@ inline double kinetic_energy(const MechanismTable &m, const double *p, const dou
     return sum;
 }
 
-// The most kinetic energy that free bodies have after a step. leaving: the speed at which they may leave an overlap.
-inline double most_energy(const MechanismTable &m, const double *p, const double *state, double leaving) {
+// The most kinetic energy that free bodies have after a step of h. leaving: the speed at which they may leave an overlap.
+inline double most_energy(const MechanismTable &m, const double *p, const double *state, double h, double leaving) {
     double mass = 0.0;
     for (int i = 0; i < m.num_bodies; ++i) mass += p[parameter::bodies + parameter::body_size * i + parameter::mass];
     const Vec3<double> g = load3(p + parameter::gravity);
-    const double h = p[parameter::timestep];
     return 4 * kinetic_energy(m, p, state) + mass * (8 * dot(g, g) * h * h + 2 * leaving * leaving + 1e-3);
 }
 
 class PathCheck {
 public:
-    PathCheck(const NearPairs &pairs, int num_bodies) : pairs(pairs), ways(num_bodies + 1) {
+    PathCheck(const NearPairs &pairs, int num_bodies) : pairs(pairs), broad(pairs, num_bodies), ways(num_bodies + 1) {
         ways[num_bodies] = {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {1, {0, 0, 0}}, 0.0};  // the world
     }
 
-    // Whether the cores of a pair overlap after a step of h or on its way, and did not before: `pierced` of near_overlap.py.
-    bool pierces(const double *start, const double *end, double h) {
+    // Whether the cores of a pair overlap after a step of h or on its way, and did not before: `pierced` of near_overlap.py. starts: of each
+    // pair, corners that were near.
+    bool pierces(const double *start, const double *end, double h, const NearStart *starts) {
         for (size_t i = 0; i + 1 < ways.size(); ++i) {
             const double *a = start + state_size * i, *b = end + state_size * i;
             const Vec3<double> turn = (0.5 * h) * load3(b + 10);
             ways[i] = {load3(a), load3(b) - load3(a), turn, load4(a + 6), std::sqrt(dot(turn, turn))};
+            broad.moves[2 * i] = std::sqrt(dot(ways[i].move, ways[i].move)), broad.moves[2 * i + 1] = 2 * ways[i].length;
         }
-        for (const NearPairs::Pair &pair : pairs.pairs)
-            if (pierces(pair)) return true;
-        return false;
+        broad.place(start);
+        bool result = false;
+        broad.each(nullptr, [&](size_t k) { result = result || pierces(pairs.pairs[k], starts[k]); });
+        return result;
     }
 
 private:
@@ -50,23 +52,28 @@ private:
         double length;  // of `turn`
     };
     const NearPairs &pairs;
+    BroadPhase broad;
     std::vector<Way> ways;  // of each body, and of the world
 
-    bool pierces(const NearPairs::Pair &pair) const {
+    bool pierces(const NearPairs::Pair &pair, NearStart near) const {
         const Way *const way[2] = {&ways[pair.body], &ways[pair.other]};
-        const Vec3<double> gone = way[0]->move - way[1]->move, apart = way[0]->x - way[1]->x;
+        const Vec3<double> gone = way[0]->move - way[1]->move;
         const double moved = 2 * (pair.extent[0] * way[0]->length + pair.extent[1] * way[1]->length) + std::sqrt(dot(gone, gone));
-        const double reach = pair.extent[0] + pair.extent[1] + moved;
-        if (dot(apart, apart) > reach * reach) return false;
         const double margin = 0.5 * (pair.cores[0]->radius + pair.cores[1]->radius);
-        const auto are_apart_at = [&](double part) {
-            Vec3<double> place[2];
-            Mat3<double> R[2];
+        Vec3<double> place[2];
+        Mat3<double> R[2];
+        const auto put = [&](double part) {
             for (int k = 0; k < 2; ++k) {
                 const Vec3<double> a = part * way[k]->turn;
                 place[k] = way[k]->x + part * way[k]->move;
                 R[k] = rotation_matrix(way[k]->q * Quat<double>{std::sqrt(std::max(0.0, 1.0 - dot(a, a))), a});
             }
+        };
+        put(1.0);
+        // Cores that end farther apart than they have moved were apart all the way.
+        if (NearestPoints(*pair.cores[0], *pair.cores[1], relative_pose(place, R), margin + moved, near).far) return false;
+        const auto are_apart_at = [&](double part) {
+            put(part);
             return are_apart(*pair.cores[0], *pair.cores[1], place, R, margin);
         };
         const int looks = int(std::min(double(constant::near_terms::looks), std::ceil(std::max(1.0, 2 * moved / pair.thickness))));

@@ -97,11 +97,17 @@ public:
     // h: time for which bodies go on as in the state.
     void place(const double *state, double h) {
         const int bodies = int(x.size()) - 1;
-        for (int i = 0; i < bodies; ++i, state += state_size) {
-            const Vec3<double> v = load3(state + 3), omega = load3(state + 10);
-            x[i] = load3(state), R[i] = rotation_matrix(load4(state + 6));
+        for (int i = 0; i < bodies; ++i) {
+            const Vec3<double> v = load3(state + state_size * i + 3), omega = load3(state + state_size * i + 10);
             moves[2 * i] = h > 0 ? h * std::sqrt(dot(v, v)) : 0.0, moves[2 * i + 1] = h > 0 ? h * std::sqrt(dot(omega, omega)) : 0.0;
         }
+        place(state);
+    }
+
+    // The same where bodies move by `moves`.
+    void place(const double *state) {
+        const int bodies = int(x.size()) - 1;
+        for (int i = 0; i < bodies; ++i, state += state_size) x[i] = load3(state), R[i] = rotation_matrix(load4(state + 6));
         // Crossings of edges may be beyond the ends of both of them.
         constexpr double margin = 0.5 * constant::near_terms::reach + constant::near_terms::ends;
         double *bx = ball.data(), *by = bx + stride, *bz = by + stride, *radius = bz + stride;

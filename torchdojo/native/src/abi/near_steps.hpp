@@ -15,10 +15,9 @@ public:
     NearSteps(Handle &handle, const Options &options, const TdRollout &r, const TdNearSteps &near, int64_t first, int64_t last)
         : handle(handle), m(handle.table), pairs(handle.near), options(whole_steps(options)), of_starts(options),
           halvings(options.max_halvings), r(r), near(near), first(first), count(last - first), width(m.num_parameters + m.num_samples),
-          states(state_size * m.num_bodies), rows(size_t(count * width)), found(size_t(count * pairs.size()), -1), chosen(found.size()),
-          environments(count), broad(pairs, m.num_bodies), starts(size_t(count) * pairs.pairs.size()), busy(size_t(count) * marks()),
-          compact(handle, count), path(pairs, m.num_bodies), broken(count) {
-        for (int64_t n = 0; n < count; ++n) std::copy_n(r.parameters + (first + n) * r.parameter_stride, width, row(n));
+          states(state_size * m.num_bodies), found(size_t(count * pairs.size()), -1), chosen(found.size()), environments(count),
+          broad(pairs, m.num_bodies), starts(size_t(count) * pairs.pairs.size()), busy(size_t(count) * marks()), compact(handle, count),
+          path(pairs, m.num_bodies), broken(count) {
         for (const NearPairs::Pair &pair : pairs.pairs) most = std::max(most, pair.count);
         all.resize(most), terms.resize(3 * most), gaps.resize(most), ranks.resize(most), before.resize(most);
         from.resize(count * states), z.resize(count * states), status.resize(count), iterations.resize(count), substeps.resize(count);
@@ -28,7 +27,8 @@ public:
         if (r.w_steps > 1) w.resize(count * m.num_unknowns);
         for (int64_t n = 0; n < count; ++n) {
             int64_t *known = &chosen[n * pairs.size()];
-            for (int64_t k = 0; k < pairs.size(); ++k) known[k] = near.known ? key_of(row(n) + pairs.term[k]) : -1;
+            const double *given = near.known ? near.known + (first + n) * 3 * pairs.size() : nullptr;
+            for (int64_t k = 0; k < pairs.size(); ++k) known[k] = given ? key_of(given + 3 * pairs.place[k]) : -1;
             for (size_t k = 0; k < pairs.pairs.size(); ++k) mark(n, k);
             near.overflow[2 * (first + n)] = -1;
             find_broken(n);
@@ -42,6 +42,9 @@ public:
         const int64_t nu = m.num_inputs, ni = m.num_impulses, nw = m.num_unknowns, nb6 = 6 * m.num_bodies;
         impulses.resize(count * ni), w.resize(count * nw);
         again = true;
+        // Parameters of each environment, with the terms of its slots.
+        std::vector<double> rows(size_t(count * width));
+        for (int64_t n = 0; n < count; ++n) std::copy_n(row(n), width, &rows[n * width]);
         std::vector<double> start(count * states), end(start.size()), along(start.size()), by_z(start.size()), by_u(count * nu),
             by_wrench(g.grad_wrench ? count * nb6 : 0), by_impulses(g.grad_impulses ? count * ni : 0), inputs(r.u ? count * nu : 0);
         if (g.grad_wrench) std::fill_n(g.grad_wrench + first * nb6, count * nb6, 0.0);
@@ -50,8 +53,9 @@ public:
                 const int64_t at = first + n;
                 const double *kept = near.terms + (at * near.stored + t) * 3 * pairs.size();
                 for (int64_t k = 0; k < pairs.size(); ++k) {
-                    std::copy_n(kept + 3 * pairs.place[k], 3, row(n) + pairs.term[k]);
-                    row(n)[pairs.term[k] + parameter::slot::fading] = 1.0;
+                    double *term = &rows[n * width + pairs.term[k]];
+                    std::copy_n(kept + 3 * pairs.place[k], 3, term);
+                    term[parameter::slot::fading] = 1.0;
                 }
                 std::copy_n(before_step(at, t), states, &start[n * states]);
                 std::copy_n(r.z + at * r.z_stride + t * states, states, &end[n * states]);
@@ -89,6 +93,7 @@ private:
     struct Environment {
         bool warm, cold, fresh, restarted, bad, sound, overflows, given;  // given: its start is that of the call
         int64_t made, most;  // iterations of all solves of the step, and how many begin no other one
+        double timestep;     // of the step, or of a part of it
     };
     // A shorter step in place of a whole one: states before and after it, its solution, and its parameters with terms.
     struct Part {
@@ -102,7 +107,6 @@ private:
     const TdRollout &r;
     const TdNearSteps &near;
     const int64_t first, count, width, states;
-    std::vector<double> rows;  // parameters of each environment, with the terms of its slots
     std::vector<int64_t> all, found, chosen;  // terms as numbers (`key`): of a pair; those near at the start, and those of the slots
     std::vector<Environment> environments;
     const bool many = r.environments > 1;  // lanes for all solves, also of one: bits do not depend on the others of a block
@@ -123,7 +127,8 @@ private:
     std::vector<double> some_rows, some_z, some_u, some_wrench, some_warm, out_z, out_impulses, out_w;
     std::vector<int64_t> out_counts;
 
-    double *row(int64_t n) { return &rows[n * width]; }
+    // The parameters of an environment as they were given. Terms, fading and timestep are of now, and stand elsewhere.
+    const double *row(int64_t n) const { return r.parameters + (first + n) * r.parameter_stride; }
     // The last solution of an environment, in the memory of the results where these have one, and impulses of a step.
     double *w_of(int64_t n) { return again || r.w_steps > 1 ? &w[n * m.num_unknowns] : r.w + (first + n) * m.num_unknowns; }
     double *impulses_of(int64_t n, int64_t t) {
@@ -170,7 +175,10 @@ private:
         }
     }
 
-    void allow(int64_t n) { environments[n].made = 0, environments[n].most = passes * options.max_total_iterations; }
+    void allow(int64_t n) {
+        environments[n].made = 0, environments[n].most = passes * options.max_total_iterations;
+        environments[n].timestep = row(n)[parameter::timestep];
+    }
 
     // Steps of the environments that are active, from their states in `from`, with the timestep of their parameters.
     void attempt(int64_t t) {
@@ -206,8 +214,8 @@ private:
         if (!depth) e.most = e.made + passes * options.max_total_iterations;
         const std::vector<double> start(&from[n * states], &from[n * states] + states);
         std::vector<double> sum(m.num_impulses);
-        const double whole = row(n)[parameter::timestep];
-        row(n)[parameter::timestep] = 0.5 * whole;
+        const double whole = e.timestep;
+        e.timestep = 0.5 * whole;
         std::fill_n(&chosen[n * pairs.size()], pairs.size(), -1);
         e.warm = false;
         bool solved = true;
@@ -226,7 +234,7 @@ private:
             std::copy_n(&z[n * states], states, &from[n * states]);
             e.warm = true;
         }
-        row(n)[parameter::timestep] = whole;
+        e.timestep = whole;
         std::copy(start.begin(), start.end(), &from[n * states]);
         std::copy(sum.begin(), sum.end(), impulses_of(n, t));
         substeps[n] = solved ? taken : 1, e.bad = !solved;
@@ -236,6 +244,7 @@ private:
     // The parameters of an environment with the terms that its slots have.
     std::vector<double> row_with_terms(int64_t n) {
         std::vector<double> result(row(n), row(n) + width);
+        result[parameter::timestep] = environments[n].timestep;
         for (int64_t k = 0; k < pairs.size(); ++k) {
             put_term(chosen[n * pairs.size() + k], &result[pairs.term[k]]);
             result[pairs.term[k] + parameter::slot::fading] = 1.0;
@@ -280,10 +289,10 @@ private:
         const double *start = &from[n * states];
         int64_t *own = &chosen[n * pairs.size()];
         const bool free = is_free(first + n, t);
-        const double most_after = (free ? 1.0 : 100.0) * most_energy(m, row(n), start, options.depenetration_speed);
+        const double most_after = (free ? 1.0 : 100.0) * most_energy(m, row(n), start, e.timestep, options.depenetration_speed);
         e.sound = !(kinetic_energy(m, row(n), &z[n * states]) > most_after);
         const bool solved = status[n] == success,
-                   pierced = solved && e.sound && path.pierces(start, &z[n * states], row(n)[parameter::timestep]);
+                   pierced = solved && e.sound && path.pierces(start, &z[n * states], e.timestep, &starts[n * pairs.pairs.size()]);
         if ((!solved || !e.sound || pierced) && !(e.cold && e.fresh)) {
             // The start led astray: once more without it, and without the terms that were near before. Terms that a pass has added since
             // such a restart stay.
@@ -379,6 +388,7 @@ private:
                 put_term(chosen[n * pairs.size() + handle.near_of[rank]], term);
                 term[parameter::slot::fading] = fading;
             });
+            some_rows[i * own_width + parameter::timestep] = environments[n].timestep;
             std::copy_n(&from[n * states], states, &some_z[i * states]);
             if (r.u) std::copy_n(r.u + (at * r.steps + t) * nu, nu, some_u.data() + i * nu);
             if (r.wrench) std::copy_n(r.wrench + at * nb6, nb6, &some_wrench[i * nb6]);
@@ -419,7 +429,7 @@ private:
     // those that had some. travels: within what a step may close, at its start.
     template <class F>
     void search(int64_t n, const double *state, bool travels, F &&f) {
-        const double h = travels ? row(n)[parameter::timestep] : 0.0;
+        const double h = travels ? environments[n].timestep : 0.0;
         broad.place(state, h);
         NearStart *start = &starts[n * pairs.pairs.size()];
         broad.each(travels ? &busy[n * marks()] : nullptr, [&](size_t k) {
