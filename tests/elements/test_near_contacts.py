@@ -490,7 +490,7 @@ def test_energy_from_nothing_is_flagged() -> None:
             faster[3:6] += 50.0
             return out._replace(z=faster)
 
-    steps._select = lambda request: Fast()
+    steps._select = steps._bare = lambda request: Fast()
     out = steps.step(StepInputs(z, torch.zeros(0, dtype=torch.float64)))
     assert int(out.status) == int(td.Status.MAX_ITERATIONS)
     assert torch.equal(out.z, z) and not out.impulses.any()

@@ -37,7 +37,7 @@ from torchdojo.engine.near_slots import (
     warn_of_overflow,
 )  # fmt: skip
 from torchdojo.engine.reference import Reference
-from torchdojo.geometry.near_terms import NOTHING, PASSES, REACH
+from torchdojo.geometry.near_terms import HALVES, NOTHING, PASSES, REACH
 from torchdojo.gradients.batching import flatten_batch
 from torchdojo.gradients.checks import check_solved
 from torchdojo.gradients.reference_step import StepOutput
@@ -211,6 +211,10 @@ class NearSteps(Backend):
     def _budget(self) -> int:
         return PASSES * self.request.options.max_total_iterations
 
+    @property
+    def _budget_of_halves(self) -> int:
+        return HALVES * self.request.options.max_total_iterations
+
     def _part(self, part: _Part, given: StepInputs, halvings: int) -> StepOutput:
         """A step of a part, in halves where it fails."""
         out, overflow = self._attempt(part, given)
@@ -225,7 +229,7 @@ class NearSteps(Backend):
             return out
         index, lead, n = failed.nonzero().squeeze(-1), given.z.shape[:-1], len(part.rows)
         made = out.iterations.reshape(n)[index]
-        most = part.most[index] if part.share == 1 else part.most[index] - made
+        most = torch.full_like(made, self._budget_of_halves) if part.share == 1 else part.most[index] - made
         both = self._halves(part.at(index)._replace(most=most), _rows(given, index), halvings - 1)
         both = both._replace(iterations=made + both.iterations)
         for pair, terms in zip(self.pairs, self._chosen, strict=True):
@@ -415,7 +419,7 @@ class NearSteps(Backend):
         lead, n = given.z.shape[:-1], given.z.shape[:-1].numel()
         slots = [slot for pair in self.pairs for slot in pair.slots]
         kept = [slot.term for slot in slots]
-        part = _Part(lead, split, 1.0, torch.full((len(split),), self._budget))
+        part = _Part(lead, split, 1.0, torch.full((len(split),), self._budget_of_halves))
         self._chosen, self._taken = [NONE.expand(n, len(pair.slots), 3).clone() for pair in self.pairs], []
         own = _rows(given, split)
         self._halves(part, own, self.request.options.max_halvings - 1)

@@ -98,7 +98,8 @@ def search_in_torch(pair: NearPair, z: Tensor, reach: Tensor) -> tuple[Tensor, T
     chosen = torch.where(torch.isfinite(least)[..., None], terms[order], float(NOTHING))
     if chosen.shape[1] < slots:
         chosen = torch.cat((chosen, chosen.new_full((len(z), slots - chosen.shape[1], 3), float(NOTHING))), 1)
-    return chosen, near.sum(-1)
+    overlap = least[:, 0] < -REACH  # then those in excess do not count: the nearest ones lead out
+    return chosen, torch.where(overlap, near.sum(-1).clamp_max(slots), near.sum(-1))
 
 
 def keys(terms: Tensor) -> Tensor:

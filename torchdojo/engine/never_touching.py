@@ -19,7 +19,7 @@ from torchdojo.parameters import PhysicalModule
 from torchdojo.solver.options import SolverOptions
 from torchdojo.structure import Structure
 
-__all__ = ["never_touching"]
+__all__ = ["configurations", "never_touching", "sampled_parts"]
 
 AT_ONCE = 2**20  # distances that are computed at once: 8 MB
 CORES_AT_ONCE = 64  # configurations, after which shapes that have met are left out
@@ -32,7 +32,7 @@ def never_touching(backends: Backends, options: SolverOptions, samples: Any, mar
         raise ValueError(f"never_touching: got samples={samples!r}; allowed: whole numbers of 1 or more")
     if not isinstance(margin, (int, float)) or not 0 <= margin < math.inf:
         raise ValueError(f"never_touching: got margin={margin!r}; allowed: a distance of 0 or more [m]")
-    part = _sampled_parts(structure)
+    part = sampled_parts(structure)
     order = {name: i for i, name in enumerate(structure.bodies)}
     places: dict[tuple[str, str], list[int]] = {}
     for i, contact in enumerate(structure.named_contacts().values()):
@@ -51,7 +51,7 @@ def never_touching(backends: Backends, options: SolverOptions, samples: Any, mar
     with torch.no_grad():
         while left:
             count = min(left, max(1, AT_ONCE // len(structure.contacts)), CORES_AT_ONCE if near else left)
-            q = _samples(structure, count, generator)
+            q = configurations(structure, count, generator)
             z = minimal.to_maximal(backends, options, q.reshape(count, *(1,) * batched, -1), None)
             if len(slots) < len(structure.contacts):
                 distances = observables.distances(backends, options, z)
@@ -66,7 +66,7 @@ def never_touching(backends: Backends, options: SolverOptions, samples: Any, mar
     return [pair for pair, several in places.items() if float(nearest[several].min()) > margin]
 
 
-def _sampled_parts(structure: Structure) -> dict[str | None, int]:
+def sampled_parts(structure: Structure) -> dict[str | None, int]:
     """Body, or None for the world -> number of the part in which samples say all about the relative poses of bodies.
 
     Joints that float, or slide without limits, connect different parts.
@@ -94,7 +94,7 @@ def _bounded(joint: Any) -> bool:
     return joint.free_translations == 0 or (limits is not None and all(bool(torch.isfinite(bound[..., lengths]).all()) for bound in limits))
 
 
-def _samples(structure: Structure, count: int, generator: torch.Generator) -> Tensor:
+def configurations(structure: Structure, count: int, generator: torch.Generator) -> Tensor:
     """Coordinates (count, num_coordinates): within limits, and any rotation where there are none. Others are zero."""
     q = torch.zeros(count, structure.num_coordinates, dtype=torch.float64)
     for entry in structure.tree_order():

@@ -6,23 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from torch import Tensor
-
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.elements.joints import Joint
-from torchdojo.elements.near_contact import NearContact
 from torchdojo.elements.near_rule import MOST_CLOSED, MOST_CORNERS, NearRule
-from torchdojo.elements.together import contacts_by_kind
 from torchdojo.elements.touching import Filter, Solids, selected, shape_contacts
-from torchdojo.engine.near_gaps import Cores
-from torchdojo.engine.near_set import near_pairs
 from torchdojo.geometry.shapes import Shape
 from torchdojo.io.report import Findings
-from torchdojo.mechanism import Mechanism
-from torchdojo.state.layout import split_state, with_world
 
-__all__ = ["PairInfo", "between_bodies", "note_overlaps", "of_geometry", "pair_contacts", "touching_at"]
+__all__ = ["PairInfo", "between_bodies", "of_geometry", "pair_contacts"]
 
 BETWEEN = "contacts between bodies"  # kind of the entries of a report
 
@@ -136,27 +128,3 @@ def _stay(solids: Solids, info: PairInfo) -> bool:
     """Whether two shapes never move against each other."""
     still = solids.stands(info.body) and (info.other is None or solids.stands(info.other))
     return still or info.other in solids.group[info.body]
-
-
-def touching_at(mech: Mechanism, contacts: Mapping[str, Contact], z: Tensor, most: float) -> list[str]:
-    """Names of the contacts whose gap at z (13 nb,) is at most `most` [m]; of a pair with near contacts, the first one."""
-    result = []
-    plain = {name: contact for name, contact in contacts.items() if not isinstance(contact, NearContact)}
-    for group in contacts_by_kind(plain, list(mech.bodies), with_world(split_state(z)[0])):
-        gaps = group.contact.distance(*group.poses)
-        close = gaps.reshape(-1, gaps.shape[-1]).amin(0) <= most
-        result += [name for name, inside in zip(group.names, close.tolist(), strict=True) if inside]
-    names = {id(contact): name for name, contact in contacts.items()}
-    near = [pair for pair in near_pairs(mech) if id(pair.slots[0]) in names]
-    inside = (Cores(near).gaps(z[None], most)[0] <= most).tolist()
-    return result + [names[id(pair.slots[0])] for pair, one in zip(near, inside, strict=True) if one]
-
-
-def note_overlaps(contacts: Mapping[str, Contact], touching: Iterable[str], findings: Findings) -> None:
-    """Note the contacts that touch from the start."""
-    alone = [name for name in touching if getattr(contacts[name], "other", None) is None]
-    reason = "they start at or below their surface with coordinates zero, and may lock the robot; ground=False leaves out z = 0"
-    findings.add("used", "contacts", alone, reason, "structure")
-    inside = ["-".join(map(str, contacts[name].body_names)) for name in touching if name not in alone]
-    reason = "they start in each other with coordinates zero, and are pushed apart; contacts=td.Filter(exclude=[...]) leaves pairs out"
-    findings.add("used", "bodies", dict.fromkeys(inside), reason, "structure")

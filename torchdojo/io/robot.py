@@ -23,14 +23,15 @@ from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.elements.couplings import JointCoupling, infeasible
 from torchdojo.elements.joint import TURN
 from torchdojo.elements.near_rule import Near, NearRule
+from torchdojo.elements.touching import Filter
 from torchdojo.geometry.shapes import Shape
 from torchdojo.geometry.visuals import Visual
-from torchdojo.io.pairs import PairInfo, between_bodies, note_overlaps, of_geometry, pair_contacts, touching_at
+from torchdojo.io.pairs import PairInfo, between_bodies, of_geometry, pair_contacts
 from torchdojo.io.report import Findings, LoadEntry, LoadReport
+from torchdojo.io.starts import contacts_at_the_start
 from torchdojo.mechanism import Mechanism
 from torchdojo.parameters import one_by_one
 from torchdojo.quaternion import from_rotation_matrix
-from torchdojo.state.minimal import to_maximal
 from torchdojo.state.stiffness import STIFF, stiff_springs
 from torchdojo.structure import Structure
 
@@ -44,7 +45,6 @@ Z_AXIS = np.array([0.0, 0.0, 1.0])
 ROUNDED_TURN = 1e-3  # [rad] files write 2π with so many digits
 BALL_DENSITY = 1000.0  # [kg/m^3] of water, of which robots float or sink a little
 NO_INERTIA = 1e-10  # principal moment, relative to the largest or a ball's, that counts as zero
-TOUCHING = 1e-9  # [m] rounding of a contact that starts on its surface
 FRICTION = 0.5  # of contacts to which neither the file nor the caller gives a coefficient
 
 
@@ -330,15 +330,26 @@ def assemble(
     bodies = {name: _body(robot, info, part, remedy) for name, info in robot.bodies.items()}
     if between_bodies(contacts):
         modules |= pair_contacts(robot.pairs, bodies, moving, contacts, friction, modules, robot.findings, rule)
+    start = Findings()
     try:
         _soften(robot, bodies, moving, timestep)
-        mech = Mechanism(bodies, moving, modules, couplings=couplings, timestep=timestep, gravity=gravity)
+
+        def build(chosen: Mapping[str, Contact]) -> Mechanism:
+            return Mechanism(bodies, moving, chosen, couplings=couplings, timestep=timestep, gravity=gravity)
+
+        mech = build(modules)
+        chosen = contacts_at_the_start(mech, bodies_on_ground("auto", 0, robot.joints), not isinstance(contacts, Filter), start)
+        if chosen is not None:
+            mech = build(chosen)
     except ValueError as error:
         raise ValueError(f"{robot.path}: {error}") from error
     mech.scenery, mech.sites.merged = robot.scenery, {name: link.body for name, link in robot.links.items() if name not in bodies}
     told = [LoadEntry("ignored", "collision geometry", 1, (), note) if isinstance(note, str) else note for note in notes]
-    start = _contacts_at_the_start(robot, mech, of_geometry(contacts) and ground is not False)
-    mech.load_report = LoadReport(robot.path, (*robot.findings.entries(), *told, *start))
+    floating = [joint.child for joint in robot.joints.values() if joint.parent is None and joint.kind == "Floating"]
+    if floating and of_geometry(contacts) and ground is not False and not mech.contacts:
+        reason = "the robot has no contact with the ground and falls; contacts= gives it some, contacts=None says that none are wanted"
+        start.add("used", "floating base", floating, reason, "structure")
+    mech.load_report = LoadReport(robot.path, (*robot.findings.entries(), *told, *start.entries()))
     return mech
 
 
@@ -359,28 +370,6 @@ def _soften(robot: RobotInfo, bodies: Mapping[str, Body], moving: Mapping[str, j
     del structure
     for name in stiff:
         moving[name].implicit = True
-
-
-def _contacts_at_the_start(robot: RobotInfo, mech: Mechanism, expected: bool) -> tuple[LoadEntry, ...]:
-    """What a user should know of the contacts: some that hold a robot on a fixed base from the start, none where it floats."""
-    findings = Findings()
-    floating = [joint.child for joint in robot.joints.values() if joint.parent is None and joint.kind == "Floating"]
-    if floating and expected and not mech.contacts:
-        reason = "the robot has no contact with the ground and falls; contacts= gives it some, contacts=None says that none are wanted"
-        findings.add("used", "floating base", floating, reason, "structure")
-    free = bodies_on_ground("auto", 0, robot.joints)
-    fixed = {
-        name: contact
-        for name, contact in mech.named_contacts().items()
-        if getattr(contact, "body", None) not in free or getattr(contact, "other", None) is not None
-    }
-    if fixed:
-        zeros = torch.zeros(mech.num_coordinates, dtype=torch.float64)
-        # The reference computes it, since the kernel would have to be compiled first.
-        z = to_maximal(mech.tree_order(), mech.num_bodies, zeros, zeros, mech.timestep.detach().flatten()[0])
-        touching = touching_at(mech, fixed, z, TOUCHING)
-        note_overlaps(fixed, touching, findings)
-    return findings.entries()
 
 
 def _body(robot: RobotInfo, info: BodyInfo, part: str, remedy: str) -> Body:

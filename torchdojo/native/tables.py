@@ -426,6 +426,7 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
         "cone_high": near_terms.CONE[1],
         "past": near_terms.PAST,
         "passes": near_terms.PASSES,
+        "halves": near_terms.HALVES,
         "looks": near_terms.LOOKS,
     },
     "geometry": {

@@ -211,7 +211,7 @@ private:
     bool halve(int64_t n, int64_t t, int64_t depth, std::vector<Part> *parts) {
         Environment &e = environments[n];
         if (depth == halvings || e.overflows || (depth && e.made >= e.most)) return false;
-        if (!depth) e.most = e.made + passes * options.max_total_iterations;
+        if (!depth) e.most = e.made + constant::near_terms::halves * options.max_total_iterations;
         const std::vector<double> start(&from[n * states], &from[n * states] + states);
         std::vector<double> sum(m.num_impulses);
         const double whole = e.timestep;

@@ -169,7 +169,8 @@ private:
 class NearSearch {
 public:
     // The nearest terms of a pair with gaps below `reach`, up to `capacity` of them, the nearest first; (kind, feature, feature) of each.
-    // Returns how many there are. Crossings of lines that are farther apart than that do not count, whatever their blended gap is.
+    // Returns how many there are. Crossings of lines that are farther apart than that do not count, whatever their blended gap is. Where shapes
+    // overlap, those in excess of the capacity do not count either: the nearest ones lead out.
     int64_t operator()(const Polytope &a, const Polytope &b, const Vec3<double> *x, const Mat3<double> *R, double reach, int64_t capacity,
                        double *terms, double *gaps, NearStart &start) {
         const double radius = a.radius + b.radius;
@@ -212,7 +213,7 @@ public:
         for (const Edge &i : sides[0].edges)
             for (const Edge &j : sides[1].edges)
                 if (-i.low - j.low <= near && may_cross(i, j, radius + reach, widest)) add(crossing_term, i.number, j.number);
-        return found;
+        return found > capacity && gaps[0] < -constant::near_terms::reach ? capacity : found;
     }
 
 private:
