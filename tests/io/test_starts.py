@@ -14,9 +14,11 @@ ARM = """
 <body name="a"><joint name="j1"/><geom name="a" type="capsule" size=".05" fromto="0 0 0 0 0 .32"/>
   <body name="b" pos="0 0 .3"><joint name="j2" axis="0 1 0"/><geom name="b" size=".02"/>
     <body name="c" pos="0 0 .02"><joint name="j3" axis="1 0 0"/><geom name="c" type="capsule" size=".05" fromto="0 0 {start} 0 0 .3"/>
-      <body name="left" pos=".02 0 .5"><joint name="l" type="slide" axis="1 0 0" range="-.02 .1" limited="true" stiffness="100" springref="-.05"/>
+      <body name="left" pos=".02 0 .5"><joint name="l" type="slide" axis="1 0 0" range="-.02 .1" limited="true"
+        stiffness="100" springref="-.05"/>
         <geom name="left" type="box" size=".02 .02 .04"/></body>
-      <body name="right" pos="-.02 0 .5"><joint name="r" type="slide" axis="-1 0 0" range="-.02 .1" limited="true" stiffness="100" springref="-.05"/>
+      <body name="right" pos="-.02 0 .5"><joint name="r" type="slide" axis="-1 0 0" range="-.02 .1" limited="true"
+        stiffness="100" springref="-.05"/>
         <geom name="right" type="box" size=".02 .02 .04"/></body>
     </body>
   </body>

@@ -34,7 +34,8 @@ def contacts_at_the_start(mech: Mechanism, free: Collection[str], change: bool, 
     in MoveIt's setup (Coleman et al. 2014). Pairs that only touch, such as closed fingers, get as many places as their faces have.
 
     Args:
-        free: bodies whose contacts with the world are not looked at. change: whether pairs may be left out and widened; a filter says what is wanted.
+        free: bodies whose contacts with the world are not looked at.
+        change: whether pairs may be left out and widened; a filter says what is wanted.
         findings: get what is left out, and what starts closed.
     """
     contacts = mech.named_contacts()
