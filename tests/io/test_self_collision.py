@@ -159,7 +159,7 @@ def pairs(mech: td.Mechanism) -> set[frozenset[str]]:
 def test_srdf(write_urdf: Callable[..., Path], tmp_path: Path) -> None:
     path = chain(write_urdf)
     mech = quiet(path, contacts="all")
-    assert pairs(mech) == {frozenset(("a", "c_x"))} and len(mech.contacts) == 8
+    assert pairs(mech) == {frozenset(("a", "c_x"))} and len(mech.contacts) == 12
     assert all(float(contact.friction) == pytest.approx(0.4) for contact in mech.named_contacts().values())
     (entry,) = mech.load_report.of_kind("contacts between bodies")
     assert (entry.did, entry.effect, entry.names) == ("used", "none", ("a-c_x",)) and "near contacts" in entry.reason
