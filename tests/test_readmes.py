@@ -19,7 +19,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
-
 def pages() -> list[Path]:
     found = list((ROOT / "configs/docs").rglob("*.md"))
     for folder, folders, files in os.walk(ROOT):  # the environment has far more files than the repository, so it is not entered

