@@ -12,6 +12,7 @@ if [ -d "$shared" ]; then
     export TORCHDOJO_SHARED
 fi
 export PATH="$root/.venv/bin:$PATH"  # torch looks there for ninja when it builds the native kernel
+unset PYTHONDONTWRITEBYTECODE  # else both processes, and all that tests start, compile every module anew
 export OMP_NUM_THREADS=1  # one thread per pytest process
 
 cd "$root"

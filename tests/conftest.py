@@ -88,8 +88,8 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whole fits first: they take up to a minute each, and one that began last would leave the other process without work."""
-    items.sort(key=lambda item: "identification" not in item.path.parts)
+    """Long tests first, the blocks of all READMEs and whole fits: one that began last would leave the other process without work."""
+    items.sort(key=lambda item: "identification" not in item.path.parts and item.name != "test_blocks_run_and_print_what_they_say")
 
 
 @pytest.fixture(autouse=True)

@@ -17,11 +17,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-READMES = sorted(
-    path
-    for path in (*ROOT.rglob("README.md"), *(ROOT / "configs/docs").rglob("*.md"))
-    if not any(part.startswith(".") or part in ("outputs", "build", "dist") for part in path.relative_to(ROOT).parts)
-)
+
+
+def pages() -> list[Path]:
+    found = list((ROOT / "configs/docs").rglob("*.md"))
+    for folder, folders, files in os.walk(ROOT):  # the environment has far more files than the repository, so it is not entered
+        folders[:] = [name for name in folders if not name.startswith(".") and name not in ("outputs", "build", "dist")]
+        found += [Path(folder, "README.md")] * ("README.md" in files)
+    return sorted(found)
+
+
+READMES = pages()
 IN_ORDER = "<!-- blocks: in order -->"
 PYTHON = re.compile(r"^```python\n(.*?)^```\n(?:\n*```text\n(.*?)^```$)?", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"^```(?!python)\w*\n.*?^```$|`[^`\n]+`", re.MULTILINE | re.DOTALL)

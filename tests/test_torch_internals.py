@@ -61,10 +61,10 @@ def used() -> set[str]:
 
 
 def test_every_private_name_is_listed() -> None:
-    listed = tuple(INTERNALS)
-    unlisted = {name for name in used() if not any(name == one or name.startswith(f"{one}.") for one in listed)}
+    listed, names = tuple(INTERNALS), used()
+    unlisted = {name for name in names if not any(name == one or name.startswith(f"{one}.") for one in listed)}
     assert not unlisted, f"private names of PyTorch that are not listed here: {sorted(unlisted)}; use a public one, or list it"
-    unused = [one for one in listed if not any(name == one or name.startswith(f"{one}.") for name in used())]
+    unused = [one for one in listed if not any(name == one or name.startswith(f"{one}.") for name in names)]
     assert not unused, f"no longer used: {unused}"
     text = "\n".join(path.read_text() for path in (REPOSITORY / "torchdojo").rglob("*.py"))
     assert all(name in text for name in ATTRIBUTES)

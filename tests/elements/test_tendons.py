@@ -40,6 +40,7 @@ def test_paths_are_mujocos(text: str, states: int, tmp_path: Path) -> None:
     mech, robot = load_mjcf(path, contacts=None, tendons=True), read_mjcf(path)
     model = robot.compiled.model
     data, names, wrapped = mujoco.MjData(model), list(mech.tendons), set()
+    positions, z, lengths, velocities, arms = [], [], [], [], []
     for seed in range(states):
         rng = np.random.default_rng(seed)
         mujoco.mj_resetData(model, data)
@@ -47,15 +48,19 @@ def test_paths_are_mujocos(text: str, states: int, tmp_path: Path) -> None:
         data.qvel[:] = rng.normal(size=model.nv)
         mujoco.mj_forward(model, data)
         wrapped |= {(name, int(data.ten_wrapnum[i])) for i, name in enumerate(names)}
-        z, _ = state_and_step(mech, robot, data)
-        close = np.array([INSIDE if name == "inside" else TOLERANCE for name in names])
-        assert (np.abs(mech.tendon_lengths(z).numpy() - data.ten_length) < TOLERANCE).all(), seed
-        assert (np.abs(mech.tendon_velocities(z).numpy() - data.ten_velocity) < close).all(), seed
-        if text is ARM:  # its joints are hinges and a slide, with the coordinates of the file
-            theirs = np.zeros((model.ntendon, model.nv))
-            mujoco.mju_sparse2dense(theirs, data.ten_J, model.ten_J_rownnz, model.ten_J_rowadr, model.ten_J_colind)
-            ours = mech.tendon_moment_arms(torch.as_tensor(data.qpos - model.qpos0)).numpy()
-            assert (np.abs(ours - theirs).max(1) < close).all(), seed
+        z.append(state_and_step(mech, robot, data)[0])
+        arms.append(np.zeros((model.ntendon, model.nv)))
+        mujoco.mju_sparse2dense(arms[-1], data.ten_J, model.ten_J_rownnz, model.ten_J_rowadr, model.ten_J_colind)
+        positions.append(data.qpos - model.qpos0)
+        lengths.append(data.ten_length.copy())
+        velocities.append(data.ten_velocity.copy())
+    close = np.array([INSIDE if name == "inside" else TOLERANCE for name in names])
+    batch = torch.stack(z)
+    assert (np.abs(mech.tendon_lengths(batch).numpy() - lengths) < TOLERANCE).all()
+    assert (np.abs(mech.tendon_velocities(batch).numpy() - velocities) < close).all()
+    if text is ARM:  # its joints are hinges and a slide, with the coordinates of the file
+        ours = mech.tendon_moment_arms(torch.as_tensor(np.array(positions))).numpy()
+        assert (np.abs(ours - arms).max(-1) < close).all()
     both = [("sphere", 2), ("sphere", 4), ("cylinder", 2), ("cylinder", 4), ("cylinder_side", 2), ("cylinder_side", 4), ("inside", 2),
             ("inside", 4), ("pulley", 9), ("pulley", 11)] if text is ARM else [("around_side", 2), ("around_side", 4)]  # fmt: skip
     assert states < 60 or set(both) <= wrapped  # states with and without contact

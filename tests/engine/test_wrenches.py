@@ -9,7 +9,8 @@ from torch import Tensor
 import torchdojo as td
 from torchdojo.native import loader
 
-BACKENDS = ["reference", pytest.param("native", marks=pytest.mark.skipif(not loader.available(), reason="no compiler"))]
+NATIVE = pytest.mark.skipif(not loader.available(), reason="no compiler")
+BACKENDS = ["reference", pytest.param("native", marks=NATIVE)]
 STEPS = 5
 # Two solutions of the same step differ by what the solver leaves.
 TOLERANCE = 1e-9
@@ -30,8 +31,14 @@ def drag(z: Tensor) -> Tensor:
     return torch.cat((-2.0 * z[..., 3:6], -0.05 * z[..., 10:13]), -1)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("kind", ["periods", "function"])
+@pytest.mark.parametrize(
+    ("kind", "backend"),
+    [
+        *(pytest.param(kind, "native", marks=NATIVE) for kind in ("periods", "function")),
+        ("function", "reference"),
+        pytest.param("periods", "reference", marks=pytest.mark.slow),
+    ],
+)
 def test_as_a_loop_over_steps(backend: str, kind: str) -> None:
     mech, z = pushed_box(backend)
     wrenches = torch.randn(2, STEPS, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)

@@ -39,7 +39,10 @@ def check(result: Outcome) -> None:
         assert np.isfinite(array).all(), name
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+QUICK = [pytest.param(name, marks=[pytest.mark.slow] * (name in ("convergence", "damped-pendulum"))) for name in BY_NAME]
+
+
+@pytest.mark.parametrize("name", QUICK)
 def test_bounds_hold_in_the_quick_version(name: str) -> None:
     check(outcome(name, quick=True))
 

@@ -163,19 +163,21 @@ def test_the_limit_is_that_of_the_central_path(model: type[td.Contact], backend:
 def descend(mech: td.Mechanism, z: Tensor, wrench: bool, height: int, rate: float, start: float = 0.0) -> float:
     """Height [m] after 20 steps with the constant input (or wrench) that 40 steps of gradient descent find for a goal of 0.5 m.
 
-    The reference takes 10 steps, 14 times: free bodies then are as near, and what has not moved after two descents never will.
+    The reference takes 10 steps, 6 times: free bodies then are within 1e-3. A push without a gradient would give the same height again.
     """
     push = torch.full((6 if wrench else mech.num_inputs,), start, requires_grad=True)
     reached, steps, descents = 0.0, 20, 40
     if mech.options.backend == "reference":
-        steps, descents, rate = 10, 14, rate * (210 / 55) ** 2  # a push moves by h² steps (steps + 1)/2 over the mass
+        steps, descents, rate = 10, 6, rate * (210 / 55) ** 2  # a push moves by h² steps (steps + 1)/2 over the mass
     for _ in range(descents):
         given = dict(wrench=push, steps=steps) if wrench else dict(u=push.expand(steps, -1))
         end = mech.rollout(z, **given).z[-1, height]
         (gradient,) = torch.autograd.grad((end - 0.5) ** 2, push)
+        reached = float(end)
+        if float(gradient.abs().max()) < 1e-15:
+            break
         with torch.no_grad():
             push -= rate * gradient
-        reached = float(end)
     return reached
 
 
@@ -205,7 +207,7 @@ def test_descent_moves_a_ball_through_a_platform(backend: str, on_floor: bool) -
         mech = mechanism(mode)
         z = mech.initial_state(ball=dict(position=(0, 0, 0.15)))
         moves = not on_floor or mode == "complementarity_aware"
-        height = descend(mech, z, False, 15, 3000.0, start=0.0 if on_floor else 3 * G)
+        height = descend(mech, z, False, 15, 9000.0, start=0.0 if on_floor else 3 * G)
         assert abs(height - 0.5) < 0.02 if moves else abs(height - 0.15) < 1e-3
 
 

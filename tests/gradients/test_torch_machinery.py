@@ -71,8 +71,14 @@ def tangent_step(mechanism: td.Mechanism, z: Tensor, u: Tensor | None = None) ->
 # -- first derivatives --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("grad_kappa", [None, 1e-2])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "grad_kappa"),
+    [
+        *(pytest.param("native", grad_kappa, marks=NATIVE) for grad_kappa in (None, 1e-2)),
+        ("reference", None),
+        pytest.param("reference", 1e-2, marks=pytest.mark.slow),
+    ],
+)
 def test_forward_mode_is_the_transpose_of_reverse_mode(backend: str, grad_kappa: float | None) -> None:
     """jacfwd and jacrev, jvp and vjp, in contact: z, u, wrench and parameters."""
     mechanism = hopper(backend, grad_kappa=grad_kappa)

@@ -129,7 +129,7 @@ def test_actor_loss_is_the_return_of_the_segment_and_its_gradient_agrees_with_di
 @pytest.mark.parametrize(
     ("options", "epoch"),
     [
-        ({}, 0),
+        pytest.param({}, 0, marks=pytest.mark.slow),
         pytest.param({"critics": 2, "entropy": 0.1, "target_entropy": -0.5, "adaptive_horizon": [2, 8]}, 1, marks=pytest.mark.slow),
         ({"env": {"env": "crawler:Crawler", "env_options": {"pool": 16}, "training_options": DISTURBED}}, 0),
         pytest.param({"passes": 2, "horizon": 7}, 0, marks=pytest.mark.slow),

@@ -95,7 +95,10 @@ def arm_on_a_base(damper: float, closed: bool) -> td.Mechanism:
 
 
 @pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
-@pytest.mark.parametrize(("damper", "closed"), [(1e3, True), (1e7, True), (1e11, True), (1e11, False)])
+@pytest.mark.parametrize(
+    ("damper", "closed"),
+    [pytest.param(1e3, True, marks=pytest.mark.slow), pytest.param(1e7, True, marks=pytest.mark.slow), (1e11, True), (1e11, False)],
+)
 @pytest.mark.filterwarnings("ignore:contact 'tip' starts")
 def test_gradients(damper: float, closed: bool) -> None:
     """The base starts on the ground, so its wheel presses with √(damper κ), and rows of its joint resist with 1e8 kg.

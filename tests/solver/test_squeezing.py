@@ -56,9 +56,10 @@ def test_impulses_without_mobility_are_found_at_once() -> None:
 
 
 @pytest.mark.skipif(not loader.available(), reason="no compiler for the kernel")
-@pytest.mark.parametrize("corners", [2, 3, 4])
-@pytest.mark.parametrize("model", [td.NonlinearContact, td.LinearContact])
-def test_backends_agree_on_feet(corners: int, model: type[td.Contact]) -> None:
+@pytest.mark.parametrize(
+    ("model", "corners"), [(td.NonlinearContact, 2), (td.NonlinearContact, 3), (td.NonlinearContact, 4), (td.LinearContact, 3)]
+)
+def test_backends_agree_on_feet(model: type[td.Contact], corners: int) -> None:
     native, reference = (pushed(leg(corners, backend, model)) for backend in ("native", "reference"))
     assert bool((native.status == 0).all()) and bool((reference.status == 0).all())
     assert float((native.iterations - reference.iterations).double().mean().abs()) < 0.3  # the kernel ends some steps by a bound

@@ -37,7 +37,17 @@ RIGHT: dict[str, Callable[[], dict[str, Any]]] = {
 # As in tests/elements/test_joint_mechanics.py: the kinds of coordinates there are; the other joints combine them.
 SHOWN = ("Fixed", "Revolute", "Floating")
 COMBINED = [name for name in joints.JOINT_TYPES if name not in SHOWN]
-LONG = [*COMBINED, "coupling", "all of a hinge", "cardan", "cardan with limits", "bowl", "pyramid between bodies"]  # two seconds and more
+LONG = [
+    *COMBINED,
+    "Floating",
+    "impact",
+    "coupling",
+    "all of a hinge",
+    "cardan",
+    "cardan with limits",
+    "bowl",
+    "pyramid between bodies",
+]  # two seconds and more
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in RIGHT])

@@ -31,6 +31,7 @@ import torch
 
 from torchdojo.native import header, prebuilt
 from torchdojo.native.toolchain import (
+    CALLS,
     CPU_CHOICES,
     LANGUAGE,
     OPTIMIZED,
@@ -197,7 +198,7 @@ def _read(source_dir: Path) -> Recipe:
     flags = (*LANGUAGE, *(SANITIZED if sanitize else OPTIMIZED), *chosen_compiler()[2])
     ingredients = {
         "sources": {name: hashlib.sha256(text).hexdigest() for name, text in sources.items()},
-        "flags": [flags, CPU_CHOICES],  # which of the choices is used follows from the compiler
+        "flags": [flags, CPU_CHOICES, *([CALLS] if sanitize else [])],  # which of the choices is used follows from the compiler
         "torch": torch.__version__,
         "libc": libc(),
         "cpu": cpu_features(),
