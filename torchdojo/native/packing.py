@@ -12,7 +12,7 @@ from torch import Tensor
 from torchdojo.dynamics.physical import RANGES, positive_definite, ranges
 from torchdojo.dynamics.system import Group, System
 from torchdojo.elements.contacts import Contact
-from torchdojo.elements.couplings import JointCoupling
+from torchdojo.elements.coupling import Coupling
 from torchdojo.elements.element import orthonormal_complement, unit
 from torchdojo.elements.joint_cones import JointElement
 from torchdojo.elements.joint_drive import JointDrive
@@ -39,10 +39,10 @@ from torchdojo.state.unknowns import FIRST_ELEMENT
 __all__ = ["Packed", "Piece", "bounds", "is_plain", "mark_unphysical", "pack", "pieces_of", "samples_of", "shapes_of"]
 
 #: Packed names of fields that are packed under another one, as numbers of the same sign.
-RENAMED = {"stiffness": SERVO[0], "damping": SERVO[1]}
+RENAMED = {"stiffness": SERVO[0], "damping": SERVO[1], "off": "active"}
 SHAPE_RANGES = {"radius": RANGES[Contact]["radius"], "half": RANGES[Contact]["size"]}
 
-KINDS = (StandardJoint, JointElement, Contact, JointCoupling)  # in the order of their parameters
+KINDS = (StandardJoint, JointElement, Contact, Coupling)  # in the order of their parameters
 
 
 class Packed(NamedTuple):
@@ -109,8 +109,9 @@ def _layout(group: Group) -> np.dtype:
     if isinstance(element, JointElement):
         names = (DRIVE_PARAMETERS.names or ()) if isinstance(element, JointDrive) else element.own_fields
         return numbers(**dict.fromkeys(names, element.joint.num_coordinates))
-    if isinstance(element, JointCoupling):
-        return COUPLING_PARAMETERS
+    if isinstance(element, Coupling):
+        counts = {name: len(element.ends) for name in ("coefficients",) if name in group.fields}
+        return numbers(COUPLING_PARAMETERS, **counts)
     layout = numbers(CONTACT_PARAMETERS, **{name: 1 for name in CONTACT_LAWS + COUPLES if name in group.fields})
     if is_plain(group):
         return layout
@@ -208,8 +209,8 @@ def _values(piece: Piece, fields: dict[str, Tensor]) -> dict[str, Tensor]:
     if isinstance(element, JointElement):
         # Limits that do not act are infinite, and nothing reads them.
         return {name: value.nan_to_num(torch.nan, 0.0, 0.0) if name in element.own_fields else value for name, value in fields.items()}
-    if isinstance(element, JointCoupling):
-        return fields
+    if isinstance(element, Coupling):
+        return fields | ({"off": 1.0 - fields["active"]} if "active" in fields else {})
     laws = {name: fields[name] for name in ("friction", *CONTACT_LAWS, *COUPLES) if name in fields}
     if is_plain(group):
         normal = unit(fields["normal"])
