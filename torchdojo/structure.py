@@ -450,8 +450,7 @@ class Structure(PhysicalModule):
         return self.constraint_rows(z, [*self.named_joints().values(), *self.named_couplings().values()])
 
     def constraint_rows(self, z: Tensor, elements: list[Joint | Coupling], *, kept: bool = False) -> Tensor:
-        """Rows of the equations of joints and couplings at z, side by side, (..., n); `kept`: only what loops do not repeat, and what is
-        switched on."""
+        """Rows of the equations of joints and couplings at z, side by side, (..., n); `kept`: only rows that act, once each."""
         rows = [(element.kept_constraint if kept else element.constraint)(*self.element_poses(z, element)) for element in elements]
         batch = broadcast_shapes(z.shape[:-1], *(row.shape[:-1] for row in rows))
         return torch.cat([z.new_zeros(*batch, 0), *(row.expand(*batch, row.shape[-1]) for row in rows)], dim=-1)

@@ -18,7 +18,8 @@ def chain(couplings: dict[str, td.Coupling], q: list[float] | None = None) -> Sa
     kinds = {"hinge": td.Revolute, "screw": td.Cylindrical, "slide": td.Prismatic, "ball": td.Spherical, "cross": td.Orbital}
     joints, above = {}, None
     for name, kind in kinds.items():
-        joints[name] = kind(above, f"{name}_link", axis=torch.randn(3), parent_anchor=0.2 * torch.randn(3), child_anchor=0.2 * torch.randn(3))
+        anchors = {"parent_anchor": 0.2 * torch.randn(3), "child_anchor": 0.2 * torch.randn(3)}
+        joints[name] = kind(above, f"{name}_link", axis=torch.randn(3), **anchors)
         above = f"{name}_link"
     mech = td.Mechanism({f"{name}_link": random_body() for name in kinds}, joints, couplings=couplings, options=exact())
     start = 0.3 * torch.randn(COUNT, mech.num_coordinates)

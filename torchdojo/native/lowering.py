@@ -263,7 +263,7 @@ class _Lowering:
                 num_cones=len(joint.cones),
                 has_rate_cones=any(cone["kind"] not in (JointCone.LOWER, JointCone.UPPER) for cone in joint.cones),
                 driven=sum(1 << i for i in joint.driven),
-                repeats=joint.module.kept_rows is not None,
+                repeats=joint.module.leaves_out,
                 free_data=next(free_data) if joint.has_free_data else NONE,
                 size=joint.size,
                 right=self.schedule.rhs_offset[node] if joint.size else NONE,

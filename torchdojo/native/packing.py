@@ -17,6 +17,7 @@ from torchdojo.elements.element import orthonormal_complement, unit
 from torchdojo.elements.joint_cones import JointElement
 from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import StandardJoint
+from torchdojo.elements.kept_rows import SWITCH
 from torchdojo.elements.servo import SERVO, SERVO_RANGE, detour
 from torchdojo.native.tables import (
     BODY_PARAMETERS,
@@ -199,6 +200,9 @@ def _values(piece: Piece, fields: dict[str, Tensor]) -> dict[str, Tensor]:
         }
         if element.kept_rows is not None:
             bases = dict(zip(bases, map(_keep, bases.values(), element.kept_rows.matrices(fields["axis"])), strict=True))
+        if SWITCH in fields:
+            held = 3 - element.free_translations, 3 - element.free_rotations
+            bases = {name: _switched(basis, count, fields[SWITCH]) for (name, basis), count in zip(bases.items(), held, strict=True)}
         return fields | bases | {"orientation": normalize(fields["orientation_offset"])} | _implicit(element, fields)
     if isinstance(element, JointDrive):
         lower, upper = (fields[name] for name in SERVO_RANGE)
@@ -264,6 +268,11 @@ def _keep(basis: Tensor, p: Tensor) -> Tensor:
     """A basis (..., 9) whose held rows are projected by p."""
     rows = basis.unflatten(-1, (3, 3))
     return torch.cat((p @ rows[..., : len(p), :], rows[..., len(p) :, :]), dim=-2).flatten(-2)
+
+
+def _switched(basis: Tensor, held: int, active: Tensor) -> Tensor:
+    """A basis (..., 9) whose held rows are zero where the joint is switched off."""
+    return basis * torch.where(torch.arange(9) < 3 * held, active[..., None], 1.0)
 
 
 def _join(layout: np.dtype, values: Mapping[str, Tensor]) -> Tensor:
