@@ -90,6 +90,7 @@ MAKE: dict[str, Callable[[], td.Coupling]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", MAKE)
 def test_elements_stand_every_use(kind: str) -> None:
     """Batches, transforms, copies, float32, gradients: `td.testing.check_element`."""
@@ -103,7 +104,7 @@ def test_copies_pickles_and_scenes(kind: str) -> None:
     z = mech.close_loops(mech.to_maximal(0.2 * torch.ones(5)))
     for other in (copy.deepcopy(mech), pickle.loads(pickle.dumps(mech))):
         assert torch.equal(other(z), mech(z)) and repr(other) == repr(mech)
-    pair = td.combine({"one": mech, "two": mech})
+    pair = td.combine({"one": mech, "two": copy.deepcopy(mech)})
     assert list(pair.couplings) == ["one/c", "two/c"]
     torch.testing.assert_close(pair(torch.cat((z, z))), torch.cat((mech(z), mech(z))), rtol=0, atol=1e-9)
 

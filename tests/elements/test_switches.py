@@ -39,7 +39,7 @@ def moving(mech: td.Mechanism, count: int = 3) -> Tensor:
     return mech.close_loops(mech.to_maximal(q, qd))
 
 
-@pytest.mark.parametrize("backend", ["native", "reference"])
+@pytest.mark.parametrize("backend", ["native", pytest.param("reference", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", CLOSING)
 def test_a_joint_that_is_off_is_not_there(kind: str, backend: str) -> None:
     torch.manual_seed(0)

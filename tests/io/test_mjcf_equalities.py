@@ -79,14 +79,49 @@ def moving(write_mjcf: Write, case: str, timestep: float) -> tuple[Path, object,
         data.qvel[model.joint(name).dofadr[0]] = rate
     mujoco.mj_forward(model, data)
     mass, rows = np.zeros((model.nv, model.nv)), np.zeros((data.nefc, model.nv))
-    mujoco.mj_fullM(model, mass, data.qM)
+    mujoco.mj_fullM(model, *((mass, data.qM) if hasattr(data, "qM") else (data, mass)))
     for column in range(model.nv):
-        unit = np.eye(model.nv)[column]
-        mujoco.mj_mulJacVec(model, data, rows[:, column], unit)
+        product = np.zeros(data.nefc)
+        mujoco.mj_mulJacVec(model, data, product, np.eye(model.nv)[column])
+        rows[:, column] = product
     assert np.abs(data.efc_pos).max() < 1e-12 and len(rows)
     across = np.linalg.solve(mass, rows.T)
     data.qvel[:] -= across @ np.linalg.solve(rows @ across, rows @ data.qvel)
     return path, model, data
+
+
+SWITCHED = """<joint name="gear" joint1="r1" joint2="l1" polycoef="0 .8 .9 0 0" active="false"/><joint name="lock" joint1="s"/>
+<weld name="grasp" body1="left2" body2="box" active="false"/><connect name="pin" body1="right2" anchor=".3 0 0"/>"""
+
+
+def test_switches(write_mjcf: Write) -> None:
+    """All constraints of a file can be switched, as eq_active of MuJoCo; without the option, inactive ones are not there."""
+    path = write_mjcf(WORLD, HEAD.format(timestep=1e-3, time=2e-3) + f"<equality>{SWITCHED}</equality>")
+    plain, mech, robot = quiet(path), quiet(path, switches=True), read_mjcf(path)
+    assert list(plain.couplings) == ["lock"] and "grasp" not in plain.joints and plain.couplings["lock"].active is None
+    (entry,) = plain.load_report.of_kind("equality constraints")
+    assert set(entry.names) == {"gear", "grasp"} and entry.effect == "none" and "load(switches=True)" in entry.reason
+    assert not mech.load_report.of_kind("equality constraints")
+    switches = {name: {**mech.couplings, **mech.joints}[name] for name in ("gear", "lock", "grasp", "pin")}
+    assert {name: float(element.active) for name, element in switches.items()} == {"gear": 0.0, "lock": 1.0, "grasp": 0.0, "pin": 1.0}
+    model = robot.compiled.model
+    data = mujoco.MjData(model)
+    z = mjcf_state(mech, robot)
+    torch.testing.assert_close(mech.rollout(z, steps=20).z, plain.rollout(z, steps=20).z, rtol=0, atol=1e-8)
+    for active in ((1, 1, 1, 0), (0, 0, 1, 0), (0, 1, 0, 1)):  # steps of both, with one set after the other
+        data.eq_active[:] = active
+        for element, on in zip(switches.values(), active, strict=True):
+            element.active = float(on)
+        for _ in range(20):
+            mujoco.mj_step(model, data)
+        with torch.no_grad():
+            out = mech.rollout(z, steps=20)
+        assert not out.status.any()
+        theirs = poses(mjcf_state(mech, robot, qpos=data.qpos, qvel=data.qvel))
+        moved, off = ((poses(state) - theirs).abs().max() for state in (z, out.z[-1]))
+        assert float(off) < 0.05 * float(moved)  # two first-order methods, and a start at rest
+        z = out.z[-1]
+        data.qpos[:], data.qvel[:] = data.qpos, data.qvel
 
 
 @pytest.mark.parametrize("case", CASES)
