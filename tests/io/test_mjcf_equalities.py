@@ -26,7 +26,7 @@ WORLD = """
     <site name="grip" pos=".3 0 .02" euler="0.1 0.2 0.3"/></body></body>
 <body name="right" pos="0 1 1"><joint name="r1" axis="0 -1 0"/><geom type="capsule" fromto="0 0 0 .4 0 .1" size=".03"/>
   <body name="right2" pos=".4 0 .1"><joint name="r2" axis="0 1 0"/><geom type="capsule" fromto="0 0 0 .3 0 0" size=".02"/></body></body>
-<body name="cart" pos="0 2 1"><joint name="s" type="slide" axis="1 0 0"/><geom type="box" size=".1 .08 .05"/></body>
+<body name="cart" pos="0 2 1"><joint name="s" type="slide" axis="1 0 -.5"/><geom type="box" size=".1 .08 .05"/></body>
 <body name="box" pos=".72 .05 1.02"><freejoint/><geom type="box" size=".06 .04 .05"/>
   <site name="handle" pos="-.02 -.05 0" euler="0.1 0.2 0.3"/></body>
 """
