@@ -41,6 +41,7 @@ class LoopJoint(ServoJoint):
     optional: ClassVar[dict[str, int]] = {SWITCH: 0, **ServoJoint.optional}
     kept_rows: KeptRows | None = None  #: of a joint that repeats others of its loop; a mechanism sets it when it is built
     active: Tensor | None
+    axis: Tensor
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         value = super().check_field(name, value)
