@@ -194,6 +194,24 @@ def test_joint_equalities_are_couplings(write_mjcf: Write) -> None:
     assert len(quiet(path, contacts=None, ignore=("gear.1", "joint_1")).couplings) == 0
 
 
+BALL = '<joint name="b" type="ball" range="0 .4"/>'
+
+
+@pytest.mark.parametrize("joints", [BALL, f'<joint name="x" type="slide" axis={X}/>{BALL}'])
+def test_a_ball_stops_at_its_range(write_mjcf: Write, joints: str) -> None:
+    """A turn about an axis of the body, where the box of rotation vectors and the cone are one."""
+    path = write_mjcf(f'<body name="a">{joints}<geom type="box" size=".1 .2 .3" pos="0 0 -.5"/></body>')
+    mech, robot = quiet(path, contacts=None), read_mjcf(path)
+    model = robot.compiled.model
+    data = mujoco.MjData(model)
+    data.qvel[model.joint("b").dofadr[0] + 1] = 6.0
+    z = mech.rollout(mjcf_state(mech, robot, qvel=data.qvel), steps=round(0.3 / float(mech.timestep))).z
+    angles = mech.to_minimal(z)[0][:, -3:].abs().amax(0)
+    assert float(angles[1]) == pytest.approx(0.4, abs=1e-3) and float(angles[[0, 2]].max()) < 1e-9
+    wide = quiet(write_mjcf(f'<body name="a">{joints.replace(".4", "3.2")}<geom size=".1"/></body>'))
+    assert all(joint.limits is None for joint in wide.joints.values())
+
+
 def test_constraints_to_ignore(write_mjcf: Write) -> None:
     rest = (
         '<equality><joint name="gear" joint1="ha" joint2="hb" polycoef="0 1 0.5 0 0"/><joint name="held" joint1="hc"/>'

@@ -30,7 +30,7 @@ CASES: dict[str, tuple[str, str, tuple[str, str, str, tuple[str, ...]]]] = {
                              ("motion", "approximated", "constraints to mocap bodies", ("w",))),
     "damping that is not linear": (LOOSE.replace('name="h2"', 'name="h2" damping="1 2"'), "",
                                    ("motion", "approximated", "springs and dampers", ("h2",))),
-    "cone of a ball": (body('<joint name="b" type="ball" range="0 1"/>'), "", ("motion", "ignored", "limits of ball joints", ("b",))),
+    "cone of a ball": (body('<joint name="b" type="ball" range="0 1"/>'), "", ("motion", "approximated", "limits of ball joints", ("b",))),
     "softness of a limit": (body(hinge("h", X, 'range="0 1" solreflimit=".1 1"')), "",
                             ("motion", "approximated", "solref and solimp of limits", ("h",))),
     "softness of friction": (body(hinge("h", X, 'frictionloss="1" solreffriction=".1 1"')), "",

@@ -275,8 +275,10 @@ class _Reader:
             adr = int(model.jnt_qposadr[c.joint])
             single = model.jnt_type[c.joint] in (int(types.mjJNT_HINGE), int(types.mjJNT_SLIDE))
             values["rest"].append(c.sign * float(model.qpos_spring[adr] - model.qpos0[adr]) if single else 0.0)
-            limited = single and model.jnt_limited[c.joint] and not disabled(model, "LIMIT")
-            bounds = c.sign * (model.jnt_range[c.joint] - model.qpos0[adr]) if limited else np.array([-np.inf, np.inf])
+            limited, ball = model.jnt_limited[c.joint] and not disabled(model, "LIMIT"), model.jnt_type[c.joint] == int(types.mjJNT_BALL)
+            bounds = c.sign * (model.jnt_range[c.joint] - model.qpos0[adr]) if limited and single else np.array([-np.inf, np.inf])
+            if limited and ball and model.jnt_range[c.joint, 1] < np.pi:  # the box of rotation vectors around the cone (left_out.py)
+                bounds = model.jnt_range[c.joint, 1] * np.array([-1.0, 1.0])
             wide = (np.abs(bounds) > TURN + ROUNDED_TURN) & np.isfinite(bounds) & (model.jnt_type[c.joint] == int(types.mjJNT_HINGE))
             if wide.any():
                 self.findings.add("ignored", "joint limits", joint_label(model, c.joint), WIDE)
