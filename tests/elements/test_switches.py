@@ -70,7 +70,7 @@ def outcome(mech: td.Mechanism, z: Tensor, backend: str) -> tuple[Tensor, dict[s
     return out.z.detach(), dict(zip(["z", *named], found, strict=True))
 
 
-@pytest.mark.parametrize("kind", CLOSING)
+@pytest.mark.parametrize("kind", ["weld", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("connect", "hinge"))])
 def test_kernel_and_reference_agree(kind: str) -> None:
     torch.manual_seed(1)
     mech = links({"tie": CLOSING[kind](torch.tensor([1.0, 0.0, 1.0]))})

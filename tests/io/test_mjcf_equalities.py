@@ -124,7 +124,11 @@ def test_switches(write_mjcf: Write) -> None:
         data.qpos[:], data.qvel[:] = data.qpos, data.qvel
 
 
-@pytest.mark.parametrize("case", CASES)
+#: what other cases have in parts
+SLOW = ("quartic with an offset", "lock of a slide", "tendon", "connect to the world", "weld with relpose", "weld at an anchor")
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in SLOW)) for case in CASES])
 def test_motion_is_that_of_mujoco(write_mjcf: Write, case: str) -> None:
     """0.1 s: within 1 % of the motion at h = 1e-3, and half as far apart at half of it; no line of the report is about the constraint."""
     apart = []

@@ -52,7 +52,7 @@ CASES = {
         "brake": td.JointLock("cross", 0.1, coordinate=1, active=torch.tensor([0.0, 1.0, 1.0])),
     },
 }
-SLOW = ("vector leads", "one joint", "constant sum")  # what other cases have in parts
+SLOW = ("hinge and slide", "vector leads", "vector follows", "one joint", "locks", "constant sum")  # what other cases have in parts
 
 
 @pytest.mark.sanitize
