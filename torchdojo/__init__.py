@@ -11,7 +11,8 @@ from torchdojo import models, parametrize, testing
 from torchdojo.elements.actuators import Actuator, Actuators, actuate
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, ImpactContact, LinearContact, NonlinearContact
-from torchdojo.elements.couplings import JointCoupling
+from torchdojo.elements.coupling import Coupling
+from torchdojo.elements.couplings import JointCoupling, JointLock, SumCoupling
 from torchdojo.elements.joints import (
     Cylindrical,
     CylindricalFree,
@@ -72,6 +73,7 @@ __all__ = [
     "Capsule",
     "Contact",
     "ContactReport",
+    "Coupling",
     "Cylinder",
     "Cylindrical",
     "CylindricalFree",
@@ -91,6 +93,7 @@ __all__ = [
     "ImpactContact",
     "Joint",
     "JointCoupling",
+    "JointLock",
     "KappaSchedule",
     "Keyframe",
     "LinearContact",
@@ -126,6 +129,7 @@ __all__ = [
     "StandardJoint",
     "Status",
     "StepOutput",
+    "SumCoupling",
     "Tendon",
     "TouchingPair",
     "Trajectory",

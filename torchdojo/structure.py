@@ -16,7 +16,8 @@ from torchdojo import quaternion as quat
 from torchdojo.elements.actuators import Actuators
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact
-from torchdojo.elements.couplings import JointCoupling, check_ranges
+from torchdojo.elements.coupling import Coupling
+from torchdojo.elements.couplings import check_ranges
 from torchdojo.elements.element import Element, Pose, Twist, previous_pose
 from torchdojo.elements.joint_cones import JointFriction, JointLimits
 from torchdojo.elements.joint_drive import JointDrive
@@ -37,7 +38,7 @@ __all__ = ["BodyState", "Structure"]
 
 SINGULAR = {"bodies": "body", "joints": "joint", "contacts": "contact", "couplings": "coupling", "tendons": "tendon"}
 MOST_SHOWN = 32  # parts of a kind in the representation
-KINDS: dict[str, type[nn.Module]] = dict(zip(SINGULAR, (Body, Joint, Contact, JointCoupling, Tendon), strict=True))
+KINDS: dict[str, type[nn.Module]] = dict(zip(SINGULAR, (Body, Joint, Contact, Coupling, Tendon), strict=True))
 DERIVED = "layout", "_tree_joints", "_has_loops", "_num_coordinates", "_free_joints", "backends"  # of a mechanism, from its modules
 
 
@@ -274,8 +275,8 @@ class Structure(PhysicalModule):
     def named_contacts(self) -> Mapping[str, Contact]:
         return cast(Mapping[str, Contact], self.contacts)
 
-    def named_couplings(self) -> Mapping[str, JointCoupling]:
-        return cast(Mapping[str, JointCoupling], self.couplings)
+    def named_couplings(self) -> Mapping[str, Coupling]:
+        return cast(Mapping[str, Coupling], self.couplings)
 
     def named_tendons(self) -> Mapping[str, Tendon]:
         return cast(Mapping[str, Tendon], self.tendons)
@@ -448,12 +449,9 @@ class Structure(PhysicalModule):
         """Rows of all joint equations [m, half-angle], then of the couplings [m, rad], at z, (..., n): zero when assembled."""
         return self.constraint_rows(z, [*self.named_joints().values(), *self.named_couplings().values()])
 
-    def constraint_rows(self, z: Tensor, elements: list[Joint | JointCoupling], *, kept: bool = False) -> Tensor:
-        """Rows of the equations of joints and couplings at z, side by side, (..., n); `kept`: only what loops do not repeat."""
-        rows = [
-            (element.kept_constraint if kept and isinstance(element, Joint) else element.constraint)(*self.element_poses(z, element))
-            for element in elements
-        ]
+    def constraint_rows(self, z: Tensor, elements: list[Joint | Coupling], *, kept: bool = False) -> Tensor:
+        """Rows of the equations of joints and couplings at z, side by side, (..., n); `kept`: only rows that act, once each."""
+        rows = [(element.kept_constraint if kept else element.constraint)(*self.element_poses(z, element)) for element in elements]
         batch = broadcast_shapes(z.shape[:-1], *(row.shape[:-1] for row in rows))
         return torch.cat([z.new_zeros(*batch, 0), *(row.expand(*batch, row.shape[-1]) for row in rows)], dim=-1)
 

@@ -252,7 +252,7 @@ def test_a_coupling_belongs_to_one_mechanism() -> None:
     mech = pendulums()
     with pytest.raises(ValueError, match=r"coupling 'c': it already couples joints of another mechanism"):
         td.Mechanism({"a": body(), "b": body()}, {"left": pendulum(0), "right": pendulum(1)}, couplings={"c": mech.couplings["gear"]})
-    with pytest.raises(TypeError, match=r"couplings\['c'\]: got Fixed; allowed: JointCoupling"):
+    with pytest.raises(TypeError, match=r"couplings\['c'\]: got Fixed; allowed: Coupling"):
         td.Mechanism({"a": body()}, couplings={"c": td.Fixed(None, "a")})
 
 

@@ -16,6 +16,7 @@ the reference are measured from outside, and in the same way.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import sys
 from collections.abc import Callable
@@ -99,13 +100,15 @@ CONTACTS = {
 }  # fmt: skip
 OTHERS = {
     "test_couplings_are_ideal": "JointCoupling",
+    "test_locks_and_sums_are_ideal": "JointLock SumCoupling",
+    "test_what_is_switched_off_does_nothing": "active",
     "test_rotors_do_the_work_of_their_thrust": "Rotors",
     "test_near_contacts_keep_momentum_and_take_energy": "NearContact",
     "test_tendons_keep_momentum_and_dampers_take_energy": "FixedTendon SpatialTendon",
 }
 #: What has no law of its own: geometry, and base classes.
 GEOMETRY = "axis parent_anchor child_anchor orientation_offset"
-BASES = "Element Joint FreePose ServoJoint JointElement Contact FrictionalContact Tendon"
+BASES = "Element Joint FreePose ServoJoint JointElement Contact FrictionalContact Tendon Coupling LoopJoint"
 
 
 def subclasses(cls: type) -> set[type]:
@@ -263,6 +266,40 @@ def test_couplings_are_ideal(backend: str) -> None:
         assert float(impulse.abs().max()) > 1e-4
         change = mech.to_minimal(out.z)[0] - mech.to_minimal(z)[0]
         assert float((impulse * (change[:, first] - 0.7 * change[:, 6]) / STEP).abs().max()) < 1e-9  # impulses times gaps of 1e-9
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_locks_and_sums_are_ideal(backend: str) -> None:
+    """As above: no momentum from a lock and a sum of three coordinates with a curve, and no work where there is none."""
+    bodies = {name: body() for name in "abcd"}
+    joints = {"base": td.Floating(None, "a", actuated=False), "first": joint("Revolute", "a", "b"),
+              "second": joint("Cylindrical", "b", "c"), "third": joint("Prismatic", "c", "d")}  # fmt: skip
+    for curve in (None, (0.3, 0.2)):
+        couplings = {"sum": td.SumCoupling({"first": 0.5}, {("second", 0): 1.2, "third": 0.4}, ratio=0.7, curve=curve),
+                     "lock": td.JointLock("second", 0.2, coordinate=1)}  # fmt: skip
+        mech = td.Mechanism(bodies, joints, couplings=copy.deepcopy(couplings), timestep=STEP, gravity=(0, 0, 0))
+        z = mech.close_loops(mech.to_maximal(0.3 * torch.randn(STATES, mech.num_coordinates), torch.randn(STATES, mech.num_coordinates)))
+        out = polished(mech, backend, z)
+        assert impulses_on_bodies(mech, z, out, tuple(bodies)).unbalanced() < 3 * ROUNDING
+        change = mech.to_minimal(out.z)[0] - mech.to_minimal(z)[0]
+        moved = {"sum": 1.2 * change[:, 7] + 0.4 * change[:, 9] - 0.35 * change[:, 6], "lock": change[:, 8]}
+        for name, way in moved.items():
+            impulse = out.impulses[:, mech.impulse_layout[f"couplings.{name}"]].squeeze(-1)
+            assert float(impulse.abs().max()) > 1e-4
+            if curve is None or name == "lock":
+                assert float((impulse * way / STEP).abs().max()) < 1e-9
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_switched_off_does_nothing(backend: str) -> None:
+    bodies = {"a": body(), "b": body()}
+    joints = {"base": td.Floating(None, "a", actuated=False), "arm": joint("Revolute", "a", "b"), "weld": td.Fixed(None, "b", active=0.0)}
+    mech = td.Mechanism(bodies, joints, couplings={"brake": td.JointLock("arm", active=0.0)}, timestep=STEP, gravity=(0, 0, 0))
+    z = mech.to_maximal(0.3 * torch.randn(STATES, 7), torch.randn(STATES, 7))
+    out = polished(mech, backend, z)
+    assert impulses_on_bodies(mech, z, out, tuple(bodies)).unbalanced() < 3 * ROUNDING
+    for name in ("joints.weld", "couplings.brake"):
+        assert float(out.impulses[:, mech.impulse_layout[name]].abs().max()) < 1e-9
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

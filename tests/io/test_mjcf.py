@@ -194,15 +194,34 @@ def test_joint_equalities_are_couplings(write_mjcf: Write) -> None:
     assert len(quiet(path, contacts=None, ignore=("gear.1", "joint_1")).couplings) == 0
 
 
+BALL = '<joint name="b" type="ball" range="0 .4"/>'
+
+
+@pytest.mark.parametrize("joints", [BALL, f'<joint name="x" type="slide" axis={X}/>{BALL}'])
+def test_a_ball_stops_at_its_range(write_mjcf: Write, joints: str) -> None:
+    """A turn about an axis of the body, where the box of rotation vectors and the cone are one."""
+    path = write_mjcf(f'<body name="a">{joints}<geom type="box" size=".1 .2 .3" pos="0 0 -.5"/></body>')
+    mech, robot = quiet(path, contacts=None), read_mjcf(path)
+    model = robot.compiled.model
+    data = mujoco.MjData(model)
+    data.qvel[model.joint("b").dofadr[0] + 1] = 6.0
+    z = mech.rollout(mjcf_state(mech, robot, qvel=data.qvel), steps=round(0.3 / float(mech.timestep))).z
+    angles = mech.to_minimal(z)[0][:, -3:].abs().amax(0)
+    assert float(angles[1]) == pytest.approx(0.4, abs=1e-3) and float(angles[[0, 2]].max()) < 1e-9
+    wide = quiet(write_mjcf(f'<body name="a">{joints.replace(".4", "3.2")}<geom size=".1"/></body>'))
+    assert all(joint.limits is None for joint in wide.joints.values())
+
+
 def test_constraints_to_ignore(write_mjcf: Write) -> None:
     rest = (
-        '<equality><joint name="gear" joint1="ha" joint2="hb" polycoef="0 1 0.5 0 0"/><joint name="held" joint1="ha"/>'
+        '<equality><joint name="gear" joint1="ha" joint2="hb" polycoef="0 1 0.5 0 0"/><joint name="held" joint1="hc"/>'
         '<connect name="off" body1="b" body2="c" anchor="1 0 0" active="false"/></equality>'
     )
     report = quiet(write_mjcf(FOURBAR, rest), contacts=None).load_report
-    assert {name for entry in report.entries for name in entry.names} == {"gear", "held", "off"}
-    assert len(quiet(write_mjcf(FOURBAR, rest)).couplings) == 0
-    assert not quiet(write_mjcf(FOURBAR, rest), contacts=None, ignore=("gear", "held", "off")).load_report.entries
+    assert {name for entry in report.entries for name in entry.names} == {"off"}
+    assert list(quiet(write_mjcf(FOURBAR, rest)).couplings) == ["gear", "held"]
+    without = quiet(write_mjcf(FOURBAR, rest), contacts=None, ignore=("gear", "held", "off"))
+    assert not without.load_report.entries and not len(without.couplings)
     with pytest.raises(ValueError, match=r"ignore names \['x'\], which are no equality constraints; there are 'gear', 'held', 'off'"):
         load(write_mjcf(FOURBAR, rest), ignore="x")
 

@@ -15,6 +15,7 @@ mujoco = pytest.importorskip("mujoco")
 PAIR = body(hinge("h1", X), inside=body(hinge("h2", X), '<inertial mass="1" pos="0 0 0" diaginertia="1 1 1"/>', name="b"), name="a")
 LOOSE = PAIR.replace("<geom", '<geom contype="0" conaffinity="0"')
 TENDON = '<tendon><fixed name="t" {}><joint joint="h1" coef="1"/></fixed></tendon>'
+STRING = '<tendon><spatial name="t"><site site="w"/><site site="v"/></spatial></tendon><equality><tendon name="e" tendon1="t"/></equality>'
 MOCAP = '<body name="mo" mocap="true" pos="1 2 3"/>'
 FLOATING = FLOOR + free_body('<geom name="g" size=".1" {}/>')
 #: content -> the world of the file, what stands beside it, and (effect, what is done, kind, names)
@@ -29,7 +30,7 @@ CASES: dict[str, tuple[str, str, tuple[str, str, str, tuple[str, ...]]]] = {
                              ("motion", "approximated", "constraints to mocap bodies", ("w",))),
     "damping that is not linear": (LOOSE.replace('name="h2"', 'name="h2" damping="1 2"'), "",
                                    ("motion", "approximated", "springs and dampers", ("h2",))),
-    "cone of a ball": (body('<joint name="b" type="ball" range="0 1"/>'), "", ("motion", "ignored", "limits of ball joints", ("b",))),
+    "cone of a ball": (body('<joint name="b" type="ball" range="0 1"/>'), "", ("motion", "approximated", "limits of ball joints", ("b",))),
     "softness of a limit": (body(hinge("h", X, 'range="0 1" solreflimit=".1 1"')), "",
                             ("motion", "approximated", "solref and solimp of limits", ("h",))),
     "softness of friction": (body(hinge("h", X, 'frictionloss="1" solreffriction=".1 1"')), "",
@@ -39,12 +40,8 @@ CASES: dict[str, tuple[str, str, tuple[str, str, str, tuple[str, ...]]]] = {
     "margin of a geom": (FLOATING.format('margin=".01"'), "", ("motion", "approximated", "margin and gap of geoms", ("g",))),
     "friction of a direction": (FLOATING.format(""), '<contact><pair name="p" geom1="g" geom2="floor" friction=".1 .3 0 0 0"/></contact>',
                                 ("motion", "approximated", "friction of pairs", ("p",))),
-    "equality of one joint": (LOOSE, '<equality><joint name="e" joint1="h1"/></equality>',
-                              ("motion", "ignored", "equality constraints on a single joint", ("e",))),
-    "equality that is not linear": (LOOSE, '<equality><joint name="e" joint1="h1" joint2="h2" polycoef="0 1 2 0 0"/></equality>',
-                                    ("motion", "ignored", "couplings of joints that are no linear function", ("e",))),
-    "equality of tendons": (LOOSE, TENDON.format("") + '<equality><tendon name="e" tendon1="t"/></equality>',
-                            ("motion", "ignored", "equality constraints of type tendon", ("e",))),
+    "equality of a spatial tendon": (LOOSE.replace("<inertial", '<site name="v"/><inertial') + '<site name="w" pos="3 3 3"/>', STRING,
+                                     ("motion", "ignored", "equality constraints of spatial tendons", ("e",))),
     "inactive equality": (LOOSE, '<equality><weld name="e" body1="a" active="false"/></equality>',
                           ("none", "ignored", "equality constraints", ("e",))),
     "muscle": (LOOSE, '<actuator><muscle name="m" joint="h1" lengthrange="0 1"/></actuator>',

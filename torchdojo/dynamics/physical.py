@@ -14,6 +14,7 @@ from torch import Tensor
 
 from torchdojo.dynamics.system import Group, System
 from torchdojo.elements.contacts import Contact
+from torchdojo.elements.coupling import Coupling
 from torchdojo.elements.joint_cones import JointElement
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.servo import SERVO
@@ -29,6 +30,7 @@ RANGES: dict[type | None, dict[str, tuple[float, float]]] = {
     None: {"timestep": POSITIVE, "mass": POSITIVE},
     StandardJoint: dict.fromkeys(("spring", "damper", "armature", *SERVO), NOT_NEGATIVE),
     JointElement: dict.fromkeys(("friction", "velocity_limits", *SERVO), NOT_NEGATIVE),
+    Coupling: {"active": (-DIFFERENCE, 1.0 + DIFFERENCE)},
     Contact: {
         **dict.fromkeys(("radius", "other_radius", "friction", "damping", "torsional_friction", "rolling_friction"), NOT_NEGATIVE),
         **dict.fromkeys((f"{other}{name}" for other in ("", "other_") for name in ("length", "size")), POSITIVE),

@@ -22,8 +22,8 @@ from torchdojo import quaternion as quat
 from torchdojo.elements.changes import changes_of_child
 from torchdojo.elements.element import Motion, Pose, orthonormal_complement, previous_pose, unit
 from torchdojo.elements.joint import BOUNDS, TURN, Joint
-from torchdojo.elements.kept_rows import KeptRows
-from torchdojo.elements.servo import SERVO, SERVO_RANGE, ServoJoint
+from torchdojo.elements.kept_rows import SWITCH, LoopJoint
+from torchdojo.elements.servo import SERVO, SERVO_RANGE
 from torchdojo.parameters import as_tensor, require, transforming
 
 __all__ = [
@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 
-class StandardJoint(ServoJoint):
+class StandardJoint(LoopJoint):
     """A joint of the table `JOINT_TYPES`, with springs, dampers and inputs on its free coordinates.
 
     The angle of a single rotation is 2 atan2(axis · vec p, scalar p) in (−2π, 2π]. The signs of the quaternions in z count, so the angle is
@@ -75,6 +75,8 @@ class StandardJoint(ServoJoint):
         velocity_limits: largest speeds of the free coordinates [m/s, rad/s]; infinite: none (`JointVelocityLimits`).
         effort_limit: [N, N·m], kept on the joint for the user and for file formats; it does not act.
         actuated: whether the joint's free coordinates appear in the input u. They do by default.
+        active: for a joint that closes a loop: 1, or 0 where it is switched off, (...,); None: it always holds. Assign numbers to switch
+            it, for each environment.
 
     A joint that closes a loop leaves out rows that repeat what the loop's other joints hold (state/redundancy.py). Its impulses along them
     are zero. The mechanism finds them when it is built: build it anew after turning the axes of a loop.
@@ -98,7 +100,7 @@ class StandardJoint(ServoJoint):
         "damper": 1,
         "rest": 1,
     }
-    optional: ClassVar[dict[str, int]] = {"friction": 1, "armature": 1, "velocity_limits": 1, **ServoJoint.optional}
+    optional: ClassVar[dict[str, int]] = {"friction": 1, "armature": 1, "velocity_limits": 1, **LoopJoint.optional}
     axis: Tensor
     parent_anchor: Tensor
     child_anchor: Tensor
@@ -109,7 +111,6 @@ class StandardJoint(ServoJoint):
     friction: Tensor | None
     armature: Tensor | None
     velocity_limits: Tensor | None
-    kept_rows: KeptRows | None = None  #: of a joint that repeats others of its loop; a mechanism sets it when it is built
     velocity_limited: tuple[int, ...] = ()  #: coordinates whose speed is limited
     free_translations: int
     free_rotations: int
@@ -137,6 +138,7 @@ class StandardJoint(ServoJoint):
         effort_limit: Any = None,
         velocity_limits: Any = None,
         actuated: bool = True,
+        active: Any = None,
     ) -> None:
         super().__init__(parent, child)
         self.axis = axis
@@ -151,9 +153,11 @@ class StandardJoint(ServoJoint):
         self.implicit = bool(implicit)
         given = {"friction": friction, "armature": armature, "velocity_limits": velocity_limits}
         present = [name for name, value in given.items() if self.num_coordinates and self.has_effect(name, value)]
-        self.set_fields({**type(self).fields, **dict.fromkeys([*present, *(BOUNDS if limits is not None else ())], 1)})
+        switch = {} if active is None else {SWITCH: 0}
+        self.set_fields({**type(self).fields, **dict.fromkeys([*present, *(BOUNDS if limits is not None else ())], 1), **switch})
         for name in present:
             setattr(self, name, given[name])
+        self.active = active
         if limits is not None:
             self._set_limits(limits, built=False)
         if servo_stiffness is not None or servo_damping is not None or servo_range is not None:
@@ -189,7 +193,8 @@ class StandardJoint(ServoJoint):
         return {name: ndim for name, ndim in self.fields.items() if name not in ("friction", "velocity_limits", *BOUNDS, *SERVO_RANGE)}
 
     def kind(self) -> tuple[object, ...]:
-        own = self.actuated, "armature" in self.fields, self.implicit, SERVO[0] in self.fields, self.driven, self.kept_rows
+        given = (name in self.fields for name in ("armature", SERVO[0], SWITCH))
+        own = self.actuated, *given, self.implicit, self.driven, self.kept_rows
         return (*super().kind(), *own)
 
     # -- parameters ----------------------------------------------------------------------------------------------------------------------
@@ -199,11 +204,11 @@ class StandardJoint(ServoJoint):
         if value is None or name in (*BOUNDS, *SERVO_RANGE):
             return value is not None
         tensor = as_tensor(value, self.label(name))
-        nothing = torch.inf if name == "velocity_limits" else 0.0
+        nothing = {"velocity_limits": torch.inf, SWITCH: 1.0}.get(name, 0.0)
         return tensor.requires_grad or bool((tensor != nothing).any())
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
-        if name in BOUNDS:
+        if name in (*BOUNDS, SWITCH):
             return super().check_field(name, value)
         size = {"axis": 3, "parent_anchor": 3, "child_anchor": 3, "orientation_offset": 4}.get(name, self.num_coordinates)
         per_coordinate = name in ("spring", "damper", "rest", "friction", "armature", "velocity_limits", *SERVO, *SERVO_RANGE)
@@ -290,13 +295,8 @@ class StandardJoint(ServoJoint):
         return torch.cat((_project(translational, d), _project(rotational, p[..., 1:])), dim=-1)
 
     def _held(self) -> tuple[Tensor | None, Tensor | None]:
-        """Constrained rows of `directions`, translations and rotations, less those that repeat other joints of the loop."""
-        held = self.directions(self.free_translations)[1], self.directions(self.free_rotations)[1]
-        if self.kept_rows is None:
-            return held
-        pairs = zip(self.kept_rows.matrices(self.axis), held, strict=True)
-        t, r = (p if rows is None else p @ rows for p, rows in pairs)
-        return t, r
+        """Constrained rows of `directions`, translations and rotations, less those that do not act (`LoopJoint`)."""
+        return self.kept((self.directions(self.free_translations)[1], self.directions(self.free_rotations)[1]))
 
     def coordinates(self, parent: Pose, child: Pose) -> Tensor:
         """Free coordinates (..., num_coordinates): translations [m], then the angle [rad] or components of the rotation vector."""
@@ -401,8 +401,8 @@ class StandardJoint(ServoJoint):
             force = force + pull + _expand(free_t, free[..., : self.free_translations])
             torque = torque + self._pulled(p, turn) + _expand(free_r, free[..., self.free_translations :])
         rows = self._rows(parent.next, child.next, held_t, held_r)
-        if self.kept_rows is not None:
-            rows = rows + timestep * (impulse @ self.kept_rows.left_out(impulse))
+        if self.leaves_out:
+            rows = rows + timestep * self.left_out(impulse)
         return self.act(parent.pose, child.pose, force, torque, place), rows
 
     def act(

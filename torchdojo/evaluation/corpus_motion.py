@@ -80,7 +80,7 @@ class _Ours:
             return mjcf_state(mech, self.info, qpos=qpos, qvel=qvel)  # type: ignore[arg-type]
         model = reference.model
         values: dict[str, Any] = {}
-        followers = {coupling.follower for coupling in mech.couplings.values()}
+        followers = {end.joint for coupling in mech.named_couplings().values() for end in coupling.ends if not end.leads}
         for j in range(model.njnt):
             name = clean_name(str(model.joint(j).name))
             if name in mech.joints and name not in followers and not isinstance(mech.joints[name], Floating):

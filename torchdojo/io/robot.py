@@ -20,12 +20,13 @@ from torch import nn
 from torchdojo.elements import joints
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
-from torchdojo.elements.couplings import JointCoupling, infeasible
+from torchdojo.elements.couplings import infeasible
 from torchdojo.elements.joint import TURN
 from torchdojo.elements.near_rule import Near, NearRule
 from torchdojo.elements.touching import Filter
 from torchdojo.geometry.shapes import Shape
 from torchdojo.geometry.visuals import Visual
+from torchdojo.io.coupled import CouplingInfo, SumInfo, coupling_of
 from torchdojo.io.pairs import PairInfo, between_bodies, of_geometry, pair_contacts
 from torchdojo.io.report import Findings, LoadEntry, LoadReport
 from torchdojo.io.starts import contacts_at_the_start
@@ -35,7 +36,18 @@ from torchdojo.quaternion import from_rotation_matrix
 from torchdojo.state.stiffness import STIFF, stiff_springs
 from torchdojo.structure import Structure
 
-__all__ = ["BodyInfo", "ContactInfo", "CouplingInfo", "Ground", "JointInfo", "LinkInfo", "RobotInfo", "assemble", "bodies_on_ground"]
+__all__ = [
+    "BodyInfo",
+    "ContactInfo",
+    "CouplingInfo",
+    "Ground",
+    "JointInfo",
+    "LinkInfo",
+    "RobotInfo",
+    "SumInfo",
+    "assemble",
+    "bodies_on_ground",
+]
 
 Array = NDArray[np.float64]
 Pose = tuple[Array, Array]  # (3, 3) rotation and (3,) position [m]
@@ -98,18 +110,6 @@ class JointInfo:
 
 
 @dataclass(frozen=True)
-class CouplingInfo:
-    """A `JointCoupling`: coordinate of the follower = ratio · coordinate of the leader + offset [m, rad]."""
-
-    leader: str
-    follower: str
-    ratio: float
-    offset: float
-    leader_coordinate: int = 0
-    follower_coordinate: int = 0
-
-
-@dataclass(frozen=True)
 class ContactInfo:
     """A ball of a body against a plane of the world, or against the height field that is the option "other_shape"."""
 
@@ -131,7 +131,7 @@ class RobotInfo:
     links: dict[str, LinkInfo]
     bodies: dict[str, BodyInfo]
     joints: dict[str, JointInfo]
-    couplings: dict[str, CouplingInfo]
+    couplings: Mapping[str, CouplingInfo | SumInfo]
     contacts: dict[str, ContactInfo]  #: of the collision geometry
     contact_notes: tuple[LoadEntry | str, ...]  #: on collision geometry; they count where contacts are made of it
     scenery: tuple[Visual, ...]  #: what the file shows of the world, in the world frame
@@ -319,14 +319,14 @@ def assemble(
     else:
         given = FRICTION if friction is None else friction
         modules = {name: _given_contact(robot, name, value, given) for name, value in (contacts or {}).items()}
-    couplings = {name: _coupling(info) for name, info in robot.couplings.items()}
+    couplings = {name: coupling_of(info) for name, info in robot.couplings.items()}
     moving = {name: _joint(robot, info) for name, info in robot.joints.items()}
     for name, words in infeasible(couplings, moving).items():
-        follower = couplings[name].follower
-        limits = moving[follower].limits
+        end = couplings[name].ends[-1]
+        follower, limits = end.joint, moving[end.joint].limits
         if limits is not None:
             robot.findings.add("ignored", "joint limits", follower, f"its coupling excludes them: {words}")
-            moving[follower] = _joint(robot, _without_limit(robot.joints[follower], limits, couplings[name].coordinates[1]))
+            moving[follower] = _joint(robot, _without_limit(robot.joints[follower], limits, end.coordinate))
     bodies = {name: _body(robot, info, part, remedy) for name, info in robot.bodies.items()}
     if between_bodies(contacts):
         modules |= pair_contacts(robot.pairs, bodies, moving, contacts, friction, modules, robot.findings, rule)
@@ -415,11 +415,6 @@ def _rounded_turn(bounds: Any) -> Any:
     last = array[..., -1:] if array.ndim else array
     np.copyto(last, np.copysign(TURN, last), where=np.abs(np.abs(last) - TURN) < ROUNDED_TURN)
     return array.tolist()
-
-
-def _coupling(info: CouplingInfo) -> JointCoupling:
-    coordinates = {"leader_coordinate": info.leader_coordinate, "follower_coordinate": info.follower_coordinate}
-    return JointCoupling(info.leader, info.follower, ratio=info.ratio, offset=info.offset, **coordinates)
 
 
 def _contacts(infos: Mapping[str, ContactInfo], friction: float | None) -> dict[str, Contact]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from torchdojo.dynamics.system import System
 from torchdojo.elements.contacts import Contact
-from torchdojo.elements.couplings import JointCoupling
+from torchdojo.elements.coupling import Coupling
 from torchdojo.elements.joint_cones import JointElement, JointFriction
 from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import StandardJoint
@@ -28,6 +28,7 @@ from torchdojo.native.tables import (
     COUPLE,
     COUPLES,
     COUPLING,
+    COUPLING_END,
     FILL,
     HEAD,
     JOINT,
@@ -153,7 +154,7 @@ class _Lowering:
         declared = [element for element in system.elements.values() if isinstance(element, Contact)]
         self.declared = {id(contact): number for number, contact in enumerate(declared)}
         self.contacts = [(piece, member) for piece, member in members if isinstance(piece.group.template, Contact)]
-        self.couplings = [(piece, member) for piece, member in members if isinstance(piece.group.template, JointCoupling)]
+        self.couplings = [(piece, member) for piece, member in members if isinstance(piece.group.template, Coupling)]
         joint_pieces = [piece for piece in pieces if isinstance(piece.group.template, StandardJoint)]
         self.joints = [
             _Joint(piece, member, *acts)
@@ -200,6 +201,7 @@ class _Lowering:
         self.cores: dict[int, tuple[int, Polytope]] = {}
         self.grounds, end = samples_of(pieces, num_parameters)
         contacts, pairs, couples = self._contact_rows()
+        couplings, coupling_ends = self._coupling_rows()
         slowing = [NONE if element is None else self.number[id(element.joint)] for element in slowed_by(system)]
         offsets = zip(schedule.diagonal_offset, schedule.rhs_offset, slowing, strict=False)  # of bodies, which stand before other nodes
         tables: dict[str, list] = {
@@ -211,7 +213,8 @@ class _Lowering:
             "joint_cones": self._joint_cone_rows(),
             "pairs": pairs,
             "couples": couples,
-            "couplings": self._coupling_rows(),
+            "couplings": couplings,
+            "coupling_ends": coupling_ends,
             "tree": [row(LINK, joint=self.number[id(entry.joint)], coordinate=entry.coordinates.start) for entry in tree],
             "polytopes": words([core for _, core in self.cores.values()]),
         }
@@ -260,7 +263,7 @@ class _Lowering:
                 num_cones=len(joint.cones),
                 has_rate_cones=any(cone["kind"] not in (JointCone.LOWER, JointCone.UPPER) for cone in joint.cones),
                 driven=sum(1 << i for i in joint.driven),
-                repeats=joint.module.kept_rows is not None,
+                repeats=joint.module.leaves_out,
                 free_data=next(free_data) if joint.has_free_data else NONE,
                 size=joint.size,
                 right=self.schedule.rhs_offset[node] if joint.size else NONE,
@@ -325,25 +328,40 @@ class _Lowering:
                 pairs.append(row(PAIR, other=other, kind_a=kind_a, kind_b=kind_b, core_a=cores[0], core_b=cores[1], **shapes, **blocks))
         return rows, pairs, couples
 
-    def _coupling_rows(self) -> list[tuple]:
-        rows = []
+    def _coupling_rows(self) -> tuple[list[tuple], list[tuple]]:
+        """Rows of couplings and of their ends."""
+        rows: list[tuple] = []
+        ends: list[tuple] = []
         for node, (piece, member) in zip(self.coupling_nodes, self.couplings, strict=True):
             element, bodies = piece.group.members[member], piece.group.body_index[member].tolist()
-            assert isinstance(element, JointCoupling)
+            assert isinstance(element, Coupling)
             values = row(
                 COUPLING,
                 row=int(piece.group.impulse_index[member, 0]),
                 parameters=piece.place(member),
                 right=self.schedule.rhs_offset[node],
                 diagonal=self.schedule.diagonal_offset[node],
-                joint=tuple(self.number[id(joint)] for joint in element.joints),
-                coordinate=tuple(element.coordinates),
-                body=tuple(bodies),
-                body_coupling=tuple(self._block(body, node) for body in bodies),
-                coupling_body=tuple(self._block(node, body) for body in bodies),
+                first_end=len(ends),
+                num_ends=len(element.ends),
+                counts_turns=element.counts_turns,
+                curved="curve" in piece.group.fields,
             )
             rows.append(values)
-        return rows
+            first = piece.place(member, "coefficients")
+            for k, (end, joint) in enumerate(zip(element.ends, element.joints, strict=True)):
+                pair = bodies[2 * k : 2 * k + 2]
+                values = row(
+                    COUPLING_END,
+                    joint=self.number[id(joint)],
+                    coordinate=end.coordinate,
+                    leads=end.leads,
+                    coefficient=NONE if first == NONE else first + k,
+                    body=tuple(pair),
+                    body_coupling=tuple(self._block(body, node) for body in pair),
+                    coupling_body=tuple(self._block(node, body) for body in pair),
+                )
+                ends.append(values)
+        return rows, ends
 
 
 def _friction(name: str, impulse: Sequence[int], slack: Sequence[int]) -> tuple:

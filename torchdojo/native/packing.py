@@ -12,11 +12,12 @@ from torch import Tensor
 from torchdojo.dynamics.physical import RANGES, positive_definite, ranges
 from torchdojo.dynamics.system import Group, System
 from torchdojo.elements.contacts import Contact
-from torchdojo.elements.couplings import JointCoupling
+from torchdojo.elements.coupling import Coupling
 from torchdojo.elements.element import orthonormal_complement, unit
 from torchdojo.elements.joint_cones import JointElement
 from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import StandardJoint
+from torchdojo.elements.kept_rows import SWITCH
 from torchdojo.elements.servo import SERVO, SERVO_RANGE, detour
 from torchdojo.native.tables import (
     BODY_PARAMETERS,
@@ -39,10 +40,10 @@ from torchdojo.state.unknowns import FIRST_ELEMENT
 __all__ = ["Packed", "Piece", "bounds", "is_plain", "mark_unphysical", "pack", "pieces_of", "samples_of", "shapes_of"]
 
 #: Packed names of fields that are packed under another one, as numbers of the same sign.
-RENAMED = {"stiffness": SERVO[0], "damping": SERVO[1]}
+RENAMED = {"stiffness": SERVO[0], "damping": SERVO[1], "off": "active"}
 SHAPE_RANGES = {"radius": RANGES[Contact]["radius"], "half": RANGES[Contact]["size"]}
 
-KINDS = (StandardJoint, JointElement, Contact, JointCoupling)  # in the order of their parameters
+KINDS = (StandardJoint, JointElement, Contact, Coupling)  # in the order of their parameters
 
 
 class Packed(NamedTuple):
@@ -109,8 +110,9 @@ def _layout(group: Group) -> np.dtype:
     if isinstance(element, JointElement):
         names = (DRIVE_PARAMETERS.names or ()) if isinstance(element, JointDrive) else element.own_fields
         return numbers(**dict.fromkeys(names, element.joint.num_coordinates))
-    if isinstance(element, JointCoupling):
-        return COUPLING_PARAMETERS
+    if isinstance(element, Coupling):
+        counts = {name: len(element.ends) for name in ("coefficients",) if name in group.fields}
+        return numbers(COUPLING_PARAMETERS, **counts)
     layout = numbers(CONTACT_PARAMETERS, **{name: 1 for name in CONTACT_LAWS + COUPLES if name in group.fields})
     if is_plain(group):
         return layout
@@ -198,6 +200,9 @@ def _values(piece: Piece, fields: dict[str, Tensor]) -> dict[str, Tensor]:
         }
         if element.kept_rows is not None:
             bases = dict(zip(bases, map(_keep, bases.values(), element.kept_rows.matrices(fields["axis"])), strict=True))
+        if SWITCH in fields:
+            held = 3 - element.free_translations, 3 - element.free_rotations
+            bases = {name: _switched(basis, count, fields[SWITCH]) for (name, basis), count in zip(bases.items(), held, strict=True)}
         return fields | bases | {"orientation": normalize(fields["orientation_offset"])} | _implicit(element, fields)
     if isinstance(element, JointDrive):
         lower, upper = (fields[name] for name in SERVO_RANGE)
@@ -208,8 +213,8 @@ def _values(piece: Piece, fields: dict[str, Tensor]) -> dict[str, Tensor]:
     if isinstance(element, JointElement):
         # Limits that do not act are infinite, and nothing reads them.
         return {name: value.nan_to_num(torch.nan, 0.0, 0.0) if name in element.own_fields else value for name, value in fields.items()}
-    if isinstance(element, JointCoupling):
-        return fields
+    if isinstance(element, Coupling):
+        return fields | ({"off": 1.0 - fields["active"]} if "active" in fields else {})
     laws = {name: fields[name] for name in ("friction", *CONTACT_LAWS, *COUPLES) if name in fields}
     if is_plain(group):
         normal = unit(fields["normal"])
@@ -263,6 +268,11 @@ def _keep(basis: Tensor, p: Tensor) -> Tensor:
     """A basis (..., 9) whose held rows are projected by p."""
     rows = basis.unflatten(-1, (3, 3))
     return torch.cat((p @ rows[..., : len(p), :], rows[..., len(p) :, :]), dim=-2).flatten(-2)
+
+
+def _switched(basis: Tensor, held: int, active: Tensor) -> Tensor:
+    """A basis (..., 9) whose held rows are zero where the joint is switched off."""
+    return basis * torch.where(torch.arange(9) < 3 * held, active[..., None], 1.0)
 
 
 def _join(layout: np.dtype, values: Mapping[str, Tensor]) -> Tensor:

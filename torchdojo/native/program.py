@@ -17,7 +17,8 @@ from torch import Tensor
 from torchdojo.dynamics.system import Group, System
 from torchdojo.elements import joints as joints_module
 from torchdojo.elements.contacts import Contact, LinearContact
-from torchdojo.elements.couplings import JointCoupling
+from torchdojo.elements.coupling import Coupling
+from torchdojo.elements.couplings import JointCoupling, JointLock, SumCoupling
 from torchdojo.elements.joint_cones import JointElement
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.servo import SERVO
@@ -35,6 +36,7 @@ __all__ = ["Packed", "Program", "by_number", "program", "unsupported"]
 Acting = tuple[tuple[bool, bool], ...]  # per group of joints: whether any spring, and any damper, is not zero
 
 _JOINTS = tuple(getattr(joints_module, name) for name in joints_module.JOINT_TYPES)
+_COUPLINGS = (JointCoupling, JointLock, SumCoupling)
 
 
 def unsupported(system: System) -> str | None:
@@ -43,7 +45,7 @@ def unsupported(system: System) -> str | None:
         if isinstance(group.template, JointElement):
             continue  # supported if its joint is supported
         name = next(key for key, element in system.elements.items() if element is group.template)
-        if group.cls not in (*_JOINTS, *CONTACT_MODELS, JointCoupling):
+        if group.cls not in (*_JOINTS, *CONTACT_MODELS, *_COUPLINGS):
             return f"{name}, a {group.cls.__name__}, is not a built-in joint, coupling or contact"
         if isinstance(group.template, LinearContact) and group.template.facets > MOST_FACETS:
             return f"{name}: it knows pyramids of {MOST_FACETS} facets, not of {group.template.facets}"
@@ -97,7 +99,7 @@ class Program:
     def _has_loops(self) -> bool:
         """Whether joints outside the tree, or couplings, may repeat what other joints hold."""
         pairs = [tuple(pair) for group in self.joint_groups for pair in group.body_index.tolist()]
-        return any(isinstance(g.template, JointCoupling) for g in self.groups) or graph.has_loops(self.num_bodies, pairs)
+        return any(isinstance(g.template, Coupling) for g in self.groups) or graph.has_loops(self.num_bodies, pairs)
 
     def _begin(self) -> None:
         self.number = next(_numbers)

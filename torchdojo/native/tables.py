@@ -140,6 +140,7 @@ HEAD = _row(
     "num_bodies num_unknowns num_inputs num_parameters num_joints num_contacts num_impulses num_cones",
     "has_loops",  # joints or couplings may repeat each other
     "num_fill num_joint_cones num_free_data num_pairs num_couples num_couplings num_links num_coordinates num_polytope_words",
+    "num_coupling_ends",
     "num_samples",  # of height fields, behind the packed parameters
 )
 BODY = _row(
@@ -205,11 +206,17 @@ COUPLING = _row(
     "row",  # position in w
     "parameters",
     "right diagonal",  # its node in the condensed matrix, a single row
-    joint=2,  # leader and follower
-    coordinate=2,
-    body=4,  # parent and child of the leader, then of the follower; bodies may be the same
-    body_coupling=4,  # blocks
-    coupling_body=4,
+    "first_end num_ends",  # in the table of ends
+    "counts_turns",  # whether angles have the full turns that close the coupling
+    "curved",  # whether the law has more than a ratio
+)
+COUPLING_END = _row(
+    "joint coordinate",
+    "leads",  # whether it is part of the sum of leaders
+    "coefficient",  # position in the packed parameters (−1: one)
+    body=2,  # parent and child; bodies of several ends may be the same
+    body_coupling=2,  # blocks
+    coupling_body=2,
 )
 LINK = _row("joint coordinate")
 #: An actuator, in a table of its own (actuation.py): the coordinate that it drives, its input in u, and its number among the controls.
@@ -236,6 +243,7 @@ ROWS: dict[str, np.dtype] = {
     "Pair": PAIR,
     "Couple": COUPLE,
     "Coupling": COUPLING,
+    "CouplingEnd": COUPLING_END,
     "Link": LINK,
     "Actuator": ACTUATOR,
     "Sensor": SENSOR,
@@ -254,6 +262,7 @@ TABLES: dict[str, tuple[np.dtype, str]] = {
     "pairs": (PAIR, "num_pairs"),
     "couples": (COUPLE, "num_couples"),
     "couplings": (COUPLING, "num_couplings"),
+    "coupling_ends": (COUPLING_END, "num_coupling_ends"),
     "tree": (LINK, "num_links"),
     "polytopes": (np.dtype(np.int32), "num_polytope_words"),  # float64 numbers, two words each: see polytopes.py
 }
@@ -299,7 +308,7 @@ FREE_PARAMETERS = numbers(spring=1, damper=1, rest=1, armature=1, stiffness=1)
 DRIVE_PARAMETERS = numbers(half=1, middle=1, stiffness=1, damping=1)  # per free direction: half the width and the middle of the range
 # A number of each law and of each couple stands behind the others, where it is given.
 CONTACT_PARAMETERS = numbers(point=3, radius=1, offset=1, normal=3, tangents=6, friction=1)
-COUPLING_PARAMETERS = numbers(ratio=1, offset=1)
+COUPLING_PARAMETERS = numbers(ratio=1, offset=1, curve=3, off=1)  # off: 1 − active; coefficients of the ends stand behind, where given
 # Of each actuator, then a range (lower, upper) of each input: the numbers of a law (actuation.py).
 ACTUATOR_PARAMETERS = numbers(gear=1, gain=3, bias=3, length0=1, ctrlrange=2, forcerange=2, carried_damping=1)
 # Of a site on its body, with the extents of its zone; of a sensor, whose output is scale · value + offset between two bounds.

@@ -210,9 +210,9 @@ def _free(mech: Structure, tree: Tree, targets: Sequence[_Target], hold: Sequenc
             _refuse(f"joint {name!r}", free & (ends[0] ^ ends[-1]), places)
     for name, coupling in mech.named_couplings().items():
         coupled = torch.zeros_like(free)
-        for end in (coupling.leader, coupling.follower):
-            if end in places:
-                coupled[places[end]] = True
+        for end in coupling.ends:
+            if end.joint in places:
+                coupled[places[end.joint]] = True
         _refuse(f"coupling {name!r}", free & coupled, places)
     return free.to(mech.gravity.device)
 

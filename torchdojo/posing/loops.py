@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchdojo.elements.coupling import Coupling
+from torchdojo.elements.couplings import SumCoupling
 from torchdojo.elements.element import Twist, previous_pose
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.parameters import broadcast_shapes
@@ -131,7 +133,7 @@ def gaps(mech: Structure, z: Tensor) -> dict[str, tuple[float, float]]:
     """Gaps at z of the joints outside the tree and of the couplings, largest of a batch: name -> (distance [m], angle [rad]).
 
     Rows that repeat others of a loop do not count (redundancy.py).
-    A coupling has (gap of its row, 0) if its follower slides, and (0, gap) if it turns.
+    A coupling has (gap of its row, 0) if its last follower slides, and (0, gap) if it turns.
     """
     openings: dict[str, tuple[float, float]] = {}
     tree = mech.tree_joints
@@ -143,8 +145,8 @@ def gaps(mech: Structure, z: Tensor) -> dict[str, tuple[float, float]]:
             sine = torch.linalg.vector_norm(rows[..., split:], dim=-1).clamp_max(1.0)
             openings[f"joint {name!r}"] = float(distance.max()), float(2 * torch.asin(sine).max())
     for name, coupling in mech.named_couplings().items():
-        gap = float(coupling.constraint(*mech.element_poses(z, coupling)).abs().max())
-        slides = coupling.coordinates[1] < coupling.joints[1].free_translations
+        gap = float(coupling.kept_constraint(*mech.element_poses(z, coupling)).abs().max())
+        slides = coupling.ends[-1].coordinate < coupling.joints[-1].free_translations
         openings[f"coupling {name!r}"] = (gap, 0.0) if slides else (0.0, gap)
     return openings
 
@@ -191,17 +193,23 @@ def _follow(mech: Structure, order: Sequence[minimal.JointOrder], q: Tensor, qd:
     places = {entry.name: entry.coordinates.start for entry in order}
     for _ in mech.couplings:  # chains of any order
         for coupling in mech.named_couplings().values():
-            if coupling.leader not in places or coupling.follower not in places:
-                continue  # coordinates of a joint that closes a loop are no unknowns
-            leader, follower = (
-                places[name] + k for name, k in zip((coupling.leader, coupling.follower), coupling.coordinates, strict=True)
-            )
+            if isinstance(coupling, SumCoupling) or any(end.joint not in places for end in coupling.ends):
+                continue  # coordinates of a joint that closes a loop are no unknowns, and a sum does not say which of its parts moves
+            numbers = [places[end.joint] + end.coordinate for end in coupling.ends]
+            follower, label = numbers[-1], coupling.ends[-1].joint
+            x, rate = (q[..., numbers[0], None], qd[..., numbers[0]]) if len(numbers) > 1 else (q.new_zeros(1), q.new_zeros(()))
             if not given[0, follower]:
-                q = _put(q, slice(follower, follower + 1), coupling.ratio * q[..., leader] + coupling.offset, coupling.follower)
+                q = _put(q, slice(follower, follower + 1), _where_on(coupling, coupling.law(x)[..., 0], q[..., follower]), label)
             if not given[1, follower]:
-                qd = _put(qd, slice(follower, follower + 1), coupling.ratio * qd[..., leader], coupling.follower)
+                followed = coupling.slope(x)[..., 0] * rate
+                qd = _put(qd, slice(follower, follower + 1), _where_on(coupling, followed, qd[..., follower]), label)
     q, qd = torch.broadcast_tensors(q, qd)
     return q, qd
+
+
+def _where_on(coupling: Coupling, value: Tensor, other: Tensor) -> Tensor:
+    """`value` where a coupling is switched on, `other` elsewhere."""
+    return value if coupling.active is None else torch.where(coupling.active != 0, value, other)
 
 
 def _rows(mech: Structure, z: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact
-from torchdojo.elements.couplings import JointCoupling
+from torchdojo.elements.coupling import Coupling
 from torchdojo.elements.joints import Joint
 from torchdojo.elements.tendon_paths import FixedTendon, SpatialTendon
 from torchdojo.parameters import differentiated
@@ -35,7 +35,7 @@ def copied(modules: Iterable[nn.Module]) -> list[Any]:
             memo |= {id(tensor): tensor for tensor in tensors if differentiated(tensor)}
         if isinstance(module, Body):  # values, which nobody changes
             memo |= {id(value): value for value in (*module.shapes, *module.visuals)}
-        if isinstance(module, (JointCoupling, FixedTendon)):  # the joints of the other mechanism, which it refers to
+        if isinstance(module, (Coupling, FixedTendon)):  # the joints of the other mechanism, which it refers to
             memo[id(module.joints)] = ()
     return [copy.deepcopy(module, memo) for module in given]
 
@@ -52,8 +52,8 @@ class Renamer:
         Raises:
             ValueError: an element of a user's own that names its bodies in another way.
         """
-        if isinstance(element, JointCoupling):
-            element.leader, element.follower = self.joint(element.leader), self.joint(element.follower)
+        if isinstance(element, Coupling):
+            element.rename(self.joint)
             return
         if isinstance(element, FixedTendon):
             element.places = tuple((self.joint(name), coordinate) for name, coordinate in element.places)

@@ -46,12 +46,13 @@ def set_kept_rows(body_names: Sequence[str], joints: Mapping[str, Joint]) -> Non
     """Set `StandardJoint.kept_rows` of all joints.
 
     Raises:
-        ValueError: rows that repeat each other contradict each other by more than `LARGEST_MISFIT`.
+        ValueError: rows that repeat each other contradict each other by more than `LARGEST_MISFIT`; a switch on a joint of the tree.
     """
     standard = {name: joint for name, joint in joints.items() if isinstance(joint, StandardJoint)}
     for joint in standard.values():
         joint.kept_rows = None
     names = minimal.tree_names(joints)
+    _check_switches(standard, names)
     closing = {name: joint for name, joint in standard.items() if name not in names and joint.num_rows}
     if not closing:
         return
@@ -70,17 +71,27 @@ def set_kept_rows(body_names: Sequence[str], joints: Mapping[str, Joint]) -> Non
             t, r = (part.flatten(1, -2) for part in _parts(joint, rows))
             _leave_out(joint, _constant(t, REPEATS * min(sizes[name], 1.0)), _constant(r, REPEATS))
             check_misfit(name, joint, rows)
-        # A loop with more coordinates than rows moves without such luck.
+        # A loop with more coordinates than rows moves without such luck. No row may rely on rows of a joint that can be switched off.
+        firm = {name: joint for name, joint in closing.items() if joint.active is None}
         if any(
-            joint.kept_rows is None and sum(one.num_coordinates for one in chains[name]) <= joint.num_rows
-            for name, joint in closing.items()
+            joint.kept_rows is None and sum(one.num_coordinates for one in chains[name]) <= joint.num_rows for name, joint in firm.items()
         ):
-            _leave_out_dependent(tree, sizes)
+            _leave_out_dependent(_Tree(order, len(body_names), firm, ends, max(sizes.values())), sizes)
+
+
+def _check_switches(joints: Mapping[str, StandardJoint], tree: Sequence[str]) -> None:
+    for name, joint in joints.items():
+        if name in tree and joint.active is not None:
+            raise ValueError(
+                f"joint {name!r}: got active={joint.active.tolist()} for a joint of the spanning tree, which gives its child coordinates; "
+                "allowed: joints that close loops. Give the child a joint that always holds, declared before this one: "
+                f"td.Floating({joint.parent!r}, {joint.child!r}, actuated=False)"
+            )
 
 
 def check_misfit(name: str, joint: StandardJoint, rows: Tensor) -> None:
     """Raise a ValueError if rows (..., num_rows) of a joint contradict the tree by more than `LARGEST_MISFIT`."""
-    if joint.kept_rows is None:
+    if joint.kept_rows is None or (joint.active is not None and not bool(joint.active.any())):
         return
     gaps = _parts(joint, rows.detach() @ joint.kept_rows.left_out(rows))
     distance, turn = (factor * float(torch.linalg.vector_norm(gap, dim=-1).amax()) for factor, gap in zip((1, 2), gaps, strict=True))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact
-from torchdojo.elements.couplings import JointCoupling
+from torchdojo.elements.coupling import Coupling
 from torchdojo.elements.element import Pose
 from torchdojo.elements.joints import Joint
 from torchdojo.elements.tendon import Tendon
@@ -31,7 +31,7 @@ from torchdojo.testing.conditioning import step_problem
 
 __all__ = ["Check", "ElementReport", "check_element"]
 
-KINDS: dict[type[PhysicalModule], str] = {Joint: "joints", Contact: "contacts", JointCoupling: "couplings", Tendon: "tendons"}
+KINDS: dict[type[PhysicalModule], str] = {Joint: "joints", Contact: "contacts", Coupling: "couplings", Tendon: "tendons"}
 STATES = 2
 GAPS = (1e-4, 0.05)  # [m] at which the states of a contact start: within reach of a step, and in flight
 NEAR_LIMIT = 1e-3  # [m, rad] from a joint limit, at which its states start
@@ -72,7 +72,7 @@ class ElementReport(NamedTuple):
 
 
 def check_element(
-    element: Joint | Contact | JointCoupling | Tendon, *, joints: Mapping[str, Joint] | None = None, z: Tensor | None = None, seed: int = 0
+    element: Joint | Contact | Coupling | Tendon, *, joints: Mapping[str, Joint] | None = None, z: Tensor | None = None, seed: int = 0
 ) -> ElementReport:
     """Try everything that an element has to do in a mechanism, at several random states next to where it acts.
 
@@ -112,7 +112,7 @@ class _Trial:
     def __init__(self, element: PhysicalModule, joints: Mapping[str, Joint], z: Tensor | None, seed: int) -> None:
         kind = next((word for cls, word in KINDS.items() if isinstance(element, cls)), None)
         if kind is None:
-            raise TypeError(f"check_element: got {type(element).__name__}; allowed: a Joint, a Contact, a JointCoupling or a Tendon")
+            raise TypeError(f"check_element: got {type(element).__name__}; allowed: a Joint, a Contact, a Coupling or a Tendon")
         self.element = copy.deepcopy(element).to(torch.float64)
         modules: dict[str, dict[str, Any]] = {word: {} for word in KINDS.values()}
         modules["joints"] |= {name: copy.deepcopy(joint).to(torch.float64) for name, joint in joints.items()}

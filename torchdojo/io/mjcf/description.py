@@ -73,6 +73,7 @@ def read_mjcf(
     floating_base: bool = True,
     merge_fixed_joints: bool = True,
     ignore: Sequence[str] = (),
+    switches: bool = False,
     rim_points: int = 4,
     repair_inertia: bool = False,
     mesh: MeshMode = None,
@@ -87,7 +88,7 @@ def read_mjcf(
     """
     compiled = compile_mjcf(path, mesh, mesh_path, repair_inertia)
     points = Points(rim_points, mesh_points if mesh else None, mesh == "pieces")
-    return _Reader(compiled, floating_base, merge_fixed_joints, ignore, points, ground, between).read()
+    return _Reader(compiled, floating_base, merge_fixed_joints, ignore, switches, points, ground, between).read()
 
 
 class _Reader:
@@ -97,6 +98,7 @@ class _Reader:
         floating_base: bool,
         merge: bool,
         ignore: Sequence[str],
+        switches: bool,
         points: Points,
         ground: Ground,
         between: bool,
@@ -104,7 +106,7 @@ class _Reader:
         self.mujoco = import_mujoco()
         self.compiled, self.model, self.path = compiled, compiled.model, compiled.path
         self.floating_base, self.merge, self.points, self.ground, self.between = floating_base, merge, points, ground, between
-        self.ignore = [ignore] if isinstance(ignore, str) else list(ignore)
+        self.ignore, self.switches = [ignore] if isinstance(ignore, str) else list(ignore), switches
         self.findings = compiled.findings
         self.body_names = Names()
         self.names = [self.body_names.make(self.model.body(b).name or f"body{b}") if b else "world" for b in range(self.model.nbody)]
@@ -147,7 +149,8 @@ class _Reader:
         numbers = {joint_label(model, j): j for j in range(model.njnt)}
         places = {numbers[label]: (name, k, sign) for name, entries in coordinates.items() for k, (label, sign) in enumerate(entries)}
         tree = dict(joints)
-        loops, couplings = Equalities(self.compiled, self.names, links, places, self.ignore, self.findings).read(names)
+        equalities = Equalities(self.compiled, self.names, links, places, self.ignore, self.switches, self.findings)
+        loops, couplings = equalities.read(names)
         joints.update(loops)
         pairs = geoms.pairs({b: poses[b] for b in groups[0]}) if self.between else {}
         contacts = geoms.contacts(links, moving, self.floating_base, lambda planes: bodies_on_ground(self.ground, planes, tree))
@@ -272,8 +275,10 @@ class _Reader:
             adr = int(model.jnt_qposadr[c.joint])
             single = model.jnt_type[c.joint] in (int(types.mjJNT_HINGE), int(types.mjJNT_SLIDE))
             values["rest"].append(c.sign * float(model.qpos_spring[adr] - model.qpos0[adr]) if single else 0.0)
-            limited = single and model.jnt_limited[c.joint] and not disabled(model, "LIMIT")
-            bounds = c.sign * (model.jnt_range[c.joint] - model.qpos0[adr]) if limited else np.array([-np.inf, np.inf])
+            limited, ball = model.jnt_limited[c.joint] and not disabled(model, "LIMIT"), model.jnt_type[c.joint] == int(types.mjJNT_BALL)
+            bounds = c.sign * (model.jnt_range[c.joint] - model.qpos0[adr]) if limited and single else np.array([-np.inf, np.inf])
+            if limited and ball and model.jnt_range[c.joint, 1] < np.pi:  # the box of rotation vectors around the cone (left_out.py)
+                bounds = model.jnt_range[c.joint, 1] * np.array([-1.0, 1.0])
             wide = (np.abs(bounds) > TURN + ROUNDED_TURN) & np.isfinite(bounds) & (model.jnt_type[c.joint] == int(types.mjJNT_HINGE))
             if wide.any():
                 self.findings.add("ignored", "joint limits", joint_label(model, c.joint), WIDE)

@@ -1,4 +1,6 @@
-"""Equality constraints of an MJCF model: between bodies as joints that close loops, between joints as couplings.
+"""Equality constraints of an MJCF model: between bodies as joints that close loops, between joints and fixed tendons as couplings.
+
+Constraints that are not active at the start are left out, or, with `switches`, are there and switched off.
 
 A weld or connect to a mocap body is soft, or a hand could not follow a pose that jumps. MuJoCo's constraint of impedance d has the force
 
@@ -17,14 +19,16 @@ from typing import Any
 
 import numpy as np
 
+from torchdojo.io.coupled import CouplingInfo, SumInfo
 from torchdojo.io.mjcf.model import CompiledMjcf, disabled, import_mujoco, rotation_of
-from torchdojo.io.mjcf.names import Names, equality_label
+from torchdojo.io.mjcf.names import Names, equality_label, tendon_label
 from torchdojo.io.report import Findings
-from torchdojo.io.robot import WORLD, Z_AXIS, CouplingInfo, JointInfo, LinkInfo, closing_joint, listed
+from torchdojo.io.robot import WORLD, Z_AXIS, JointInfo, LinkInfo, closing_joint, listed
 
 __all__ = ["Equalities", "led_by_mocap"]
 
 INDEPENDENT = "what they couple moves independently"
+INACTIVE = "they are not active at the start; load(switches=True) has them, switched off"
 SOFT = (
     "a Floating joint with spring, damper and armature, of the largest impedance; its parent_anchor and orientation_offset are the target"
 )
@@ -52,6 +56,7 @@ class Equalities:
 
     Args:
         names: of MJCF bodies. places: MJCF joint -> (joint, coordinate, sign). ignore: labels of constraints to leave out without a word.
+        switches: whether constraints can be switched off.
     """
 
     def __init__(
@@ -61,12 +66,13 @@ class Equalities:
         links: Mapping[str, LinkInfo],
         places: Mapping[int, tuple[str, int, float]],
         ignore: Sequence[str],
+        switches: bool,
         findings: Findings,
     ) -> None:
-        self.mujoco, self.model, self.path = import_mujoco(), compiled.model, compiled.path
+        self.mujoco, self.model, self.path, self.switches = import_mujoco(), compiled.model, compiled.path, switches
         self.names, self.links, self.places, self.ignore, self.findings = names, links, places, ignore, findings
 
-    def read(self, names: Names) -> tuple[dict[str, JointInfo], dict[str, CouplingInfo]]:
+    def read(self, names: Names) -> tuple[dict[str, JointInfo], dict[str, CouplingInfo | SumInfo]]:
         """Joints that close loops, with names of their own among the joints' `names`, and couplings.
 
         Raises:
@@ -74,7 +80,7 @@ class Equalities:
         """
         model, types = self.model, self.mujoco.mjtEq
         joints: dict[str, JointInfo] = {}
-        couplings: dict[str, CouplingInfo] = {}
+        couplings: dict[str, CouplingInfo | SumInfo] = {}
         coupled = Names()
         labels = [equality_label(model, i) for i in range(model.neq)]
         unknown = sorted(set(self.ignore) - set(labels))
@@ -86,10 +92,12 @@ class Equalities:
             kind = types(int(model.eq_type[i]))
             if label in self.ignore or disabled(model, "EQUALITY"):
                 continue
-            if not model.eq_active0[i]:
-                self.findings.add("ignored", "equality constraints", label, "they are not active at the start", "none")
-            elif kind == types.mjEQ_JOINT:
-                self._couple(i, label, coupled, couplings)
+            if not model.eq_active0[i] and not (self.switches and not led_by_mocap(model, i)):
+                self.findings.add("ignored", "equality constraints", label, INACTIVE, "none")
+            elif kind in (types.mjEQ_JOINT, types.mjEQ_TENDON):
+                info = self._couple(i) if kind == types.mjEQ_JOINT else self._sum(i, label)
+                if info is not None:
+                    couplings[coupled.make(label)] = info
             elif kind not in (types.mjEQ_CONNECT, types.mjEQ_WELD):
                 self.findings.add("ignored", f"equality constraints of type {kind.name[5:].lower()}", label, INDEPENDENT)
             else:
@@ -104,18 +112,46 @@ class Equalities:
                     joints[name] = replace(joint, name=name)
         return joints, couplings
 
-    def _couple(self, i: int, label: str, coupled: Names, couplings: dict[str, CouplingInfo]) -> None:
-        """y - y0 = a0 + a1 (x - x0) between two joints, y the first; our coordinates are sign (qpos - qpos0)."""
+    def _couple(self, i: int) -> CouplingInfo:
+        """y - y0 = a0 + a1 (x - x0) + ... between two joints, y the first, or a0 of one; our coordinates are sign (qpos - qpos0)."""
         model = self.model
         follower, leader = int(model.eq_obj1id[i]), int(model.eq_obj2id[i])
-        offset, ratio, *higher = (float(number) for number in model.eq_data[i, :5])
+        name, k, sign = self.places[follower]
         if leader < 0:
-            self.findings.add("ignored", "equality constraints on a single joint", label, "the joint moves freely")
-        elif any(higher):
-            self.findings.add("ignored", "couplings of joints that are no linear function", label, INDEPENDENT)
-        else:
-            (name, k, sign), (other, n, other_sign) = self.places[follower], self.places[leader]
-            couplings[coupled.make(label)] = CouplingInfo(other, name, sign * other_sign * ratio, sign * offset, n, k)
+            return CouplingInfo(None, name, 0.0, sign * float(model.eq_data[i, 0]), 0, k, None, self._switch(i))
+        other, n, other_sign = self.places[leader]
+        offset, ratio, *higher = (sign * other_sign**power * float(number) for power, number in enumerate(model.eq_data[i, :5]))
+        return CouplingInfo(other, name, ratio, offset, n, k, tuple(higher) if any(higher) else None, self._switch(i))
+
+    def _sum(self, i: int, label: str) -> SumInfo | None:
+        """The same between the lengths of fixed tendons, which differ from those at qpos0 by sums of our coordinates."""
+        model = self.model
+        sums = []
+        for tendon in (int(model.eq_obj1id[i]), int(model.eq_obj2id[i])):
+            first = int(model.tendon_adr[tendon]) if tendon >= 0 else 0
+            terms: dict[str | tuple[str, int], float] = {}
+            for k in range(first, first + int(model.tendon_num[tendon])) if tendon >= 0 else ():
+                if int(model.wrap_type[k]) != int(self.mujoco.mjtWrap.mjWRAP_JOINT):
+                    spatial = tendon_label(model, tendon)
+                    self.findings.add("ignored", "equality constraints of spatial tendons", label, f"{spatial!r} has a free length")
+                    return None
+                name, coordinate, sign = self.places[int(model.wrap_objid[k])]
+                terms[name, coordinate] = terms.get((name, coordinate), 0.0) + sign * float(model.wrap_prm[k])
+            sums.append(terms)
+        followers, leaders = sums
+        offset, ratio, *higher = (float(number) for number in model.eq_data[i, :5])
+        curve = tuple(higher) if any(higher) and leaders else None
+        shared = {place: value * ratio for place, value in leaders.items() if place in followers}
+        if shared and curve is None:  # a line: both sides become one sum
+            followers = {place: followers.get(place, 0.0) - ratio * leaders.get(place, 0.0) for place in {**followers, **leaders}}
+            leaders = {}
+        elif shared:
+            self.findings.add("ignored", "equality constraints of tendons that share a joint", label, INDEPENDENT)
+            return None
+        return SumInfo(leaders, followers, ratio if leaders else 0.0, offset, curve, self._switch(i))
+
+    def _switch(self, i: int) -> bool | None:
+        return bool(self.model.eq_active0[i]) if self.switches else None
 
     def _lead(self, i: int, weld: bool) -> JointInfo | None:
         """The soft joint of a weld or connect to a mocap body: the target is the parent's frame, fixed to the world."""
@@ -155,6 +191,7 @@ class Equalities:
         else:
             frames = [(np.eye(3), np.array(data[0:3])), (np.eye(3), np.array(data[3:6]))]
         ends = [(self.links[self.names[b]] if b else WORLD, frame) for b, frame in zip(_ends(model, i), frames, strict=True)]
-        joint = closing_joint("", "Fixed" if weld else "Spherical", ends, Z_AXIS, {"actuated": False})
+        options = {"actuated": False} | ({"active": self._switch(i)} if self.switches and not led_by_mocap(model, i) else {})
+        joint = closing_joint("", "Fixed" if weld else "Spherical", ends, Z_AXIS, options)
         # A connect constraint gives points only: the coordinates count from where the axes of both bodies are parallel.
         return joint and replace(joint, axis=Z_AXIS, rotation=joint.rotation if weld else np.eye(3))

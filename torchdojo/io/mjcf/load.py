@@ -37,6 +37,7 @@ def load_mjcf(
     friction: float | None = None,
     merge_fixed_joints: bool = True,
     ignore: Sequence[str] = (),
+    switches: bool = False,
     rim_points: int = 4,
     repair_inertia: bool = False,
     mesh: MeshMode = "hull",
@@ -84,6 +85,9 @@ def load_mjcf(
         friction: coefficient of the contacts made here; None: MuJoCo's, from both geoms. Geoms of condim 1 have no friction.
         merge_fixed_joints: bodies without joints become part of what carries them. False: bodies of their own, on `Fixed` joints.
         ignore: names of equality constraints to leave out without a word.
+        switches: whether equality constraints can be switched: each has a number ``active``, 1 or 0, which is the file's at first.
+            ``mech.joints["grasp"].active = 1.0``, or a number for each environment. False: the active ones act for good, the others are
+            left out.
         rim_points: contact points on each rim of a cylinder.
         repair_inertia: replace an inertia that no rigid body can have by the nearest possible one. A warning gives both. Otherwise MuJoCo
             refuses the file.
@@ -111,6 +115,7 @@ def load_mjcf(
         floating_base=floating_base,
         merge_fixed_joints=merge_fixed_joints,
         ignore=ignore,
+        switches=switches,
         rim_points=rim_points,
         repair_inertia=repair_inertia,
         mesh=mesh if of_geometry(contacts) else None,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Shape, Sphere
+from torchdojo.io.coupled import CouplingInfo
 from torchdojo.io.meshes import Folders, MeshMode, MeshReader
 from torchdojo.io.pairs import PairInfo
 from torchdojo.io.pieces import cut_mesh
@@ -21,7 +22,6 @@ from torchdojo.io.robot import (
     Array,
     BodyInfo,
     ContactInfo,
-    CouplingInfo,
     Ground,
     JointInfo,
     LinkInfo,

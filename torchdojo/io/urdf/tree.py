@@ -13,7 +13,8 @@ import torch
 
 from torchdojo.elements.joint import TURN
 from torchdojo.elements.joints import JOINT_TYPES as JOINT_CLASSES
-from torchdojo.io.robot import ROUNDED_TURN, CouplingInfo, ball_inertia, clean_name
+from torchdojo.io.coupled import CouplingInfo
+from torchdojo.io.robot import ROUNDED_TURN, ball_inertia, clean_name
 from torchdojo.io.urdf.parse import JOINT_TYPES, Inertial, ParsedUrdf, UrdfJoint
 from torchdojo.quaternion import exp, rotation_matrix
 

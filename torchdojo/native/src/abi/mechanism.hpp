@@ -68,6 +68,7 @@ struct PairTable : rows::Pair {
     explicit PairTable(const rows::Pair &row) : rows::Pair(row) {}
 };
 using CouplingTable = rows::Coupling;
+using CouplingEndTable = rows::CouplingEnd;
 using TreeTable = rows::Link;
 using Fill = rows::Fill;
 
@@ -85,6 +86,7 @@ struct Tables : rows::Head {
     std::vector<PairTable> pairs;
     std::vector<CoupleTable> couples;
     std::vector<CouplingTable> couplings;
+    std::vector<CouplingEndTable> coupling_ends;
     std::vector<double> polytope_numbers;
     std::vector<Polytope> polytopes;
     std::vector<TreeTable> tree;  // the spanning tree, from the world outward; empty where it does not reach a body
@@ -102,6 +104,7 @@ struct Tables : rows::Head {
         p = read<rows::Pair>(p, pairs, num_pairs);
         p = read<rows::Couple>(p, couples, num_couples);
         p = read<rows::Coupling>(p, couplings, num_couplings);
+        p = read<rows::CouplingEnd>(p, coupling_ends, num_coupling_ends);
         p = read<rows::Link>(p, tree, num_links);
         if (num_polytope_words) {  // an empty vector has no address that memcpy may take
             polytope_numbers.resize(num_polytope_words / 2);
@@ -162,8 +165,8 @@ struct MechanismTable : Tables {
             if (contact.pair >= 0 && pairs[contact.pair].other < num_bodies) is_free[contact.body] = is_free[pairs[contact.pair].other] = 0;
         for (const JointTable &joint : joints)
             if (joint.held() || joint.num_cones) is_free[joint.child] = is_free[joint.parent] = 0;
-        for (const CouplingTable &coupling : couplings)
-            for (const int32_t body : coupling.body) is_free[body] = 0;
+        for (const CouplingEndTable &end : coupling_ends)
+            for (const int32_t body : end.body) is_free[body] = 0;
         is_braced.assign(frictions.size(), 0);
         for (int c = 0; c < num_contacts; ++c) {
             const auto holds = [&](const ContactTable &contact) {

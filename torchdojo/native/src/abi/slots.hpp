@@ -251,6 +251,7 @@ inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
         move(w, couple.friction.impulse, couple.friction.slack), move(p, couple.parameter), move(contact_of, couple.contact);
     }
     for (CouplingTable &coupling : m.couplings) move(w, coupling.row), move(p, coupling.parameters);
+    for (CouplingEndTable &end : m.coupling_ends) move(p, end.coefficient);
     m.impulses.resize(m.num_impulses);
     for (int k = 0; k < whole.num_impulses; ++k)
         if (out[k] >= 0) m.impulses[out[k]] = w[whole.impulses[k]];
@@ -259,18 +260,17 @@ inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
     const auto mark = [&](auto... offsets) { ((offsets < 0 ? void() : void(present[offsets] = 1)), ...); };
     for (const JointTable &joint : m.joints) mark(joint.child_joint, joint.joint_child, joint.parent_joint, joint.joint_parent);
     for (const PairTable &pair : m.pairs) mark(pair.body_other, pair.other_body);
-    for (const CouplingTable &coupling : m.couplings)
-        for (int k = 0; k < 4; ++k) mark(coupling.body_coupling[k], coupling.coupling_body[k]);
+    for (const CouplingEndTable &end : m.coupling_ends)
+        for (int k = 0; k < 2; ++k) mark(end.body_coupling[k], end.coupling_body[k]);
     std::vector<int32_t> v;
     const std::vector<int32_t> schedule = reduced_schedule(whole.schedule, present, v);
     for (BodyTable &body : m.bodies) move(v, body.diagonal);
     for (JointTable &joint : m.joints)
         move(v, joint.diagonal, joint.child_joint, joint.joint_child, joint.parent_joint, joint.joint_parent);
     for (PairTable &pair : m.pairs) move(v, pair.body_other, pair.other_body);
-    for (CouplingTable &coupling : m.couplings) {
-        move(v, coupling.diagonal);
-        for (int k = 0; k < 4; ++k) move(v, coupling.body_coupling[k], coupling.coupling_body[k]);
-    }
+    for (CouplingTable &coupling : m.couplings) move(v, coupling.diagonal);
+    for (CouplingEndTable &end : m.coupling_ends)
+        for (int k = 0; k < 2; ++k) move(v, end.body_coupling[k], end.coupling_body[k]);
     m.fill.clear();
     for (const Fill &block : whole.fill)
         if (v[block.offset] >= 0) m.fill.push_back({v[block.offset], block.count});

@@ -119,11 +119,22 @@ struct CoupleData : FrictionData<T> {
 };
 
 template <class T>
+struct CouplingEndData {
+    RotationVector<T> angle, angle_next;  // at the current and the next configuration, for joints with several rotations
+    Relative<T> relative_next;
+    T coordinate, turns;  // at the current configuration: the coordinate, and the turns [rad] that an angle has on top
+    T coordinate_next;  // with the turns
+    T coefficient;  // in the sum of leaders or of followers
+    T weight, weight_next;  // of the multiplier along the coordinate, and of the coordinate in the row, by the configurations
+    RowGradient<T, T> push;  // force and torques per unit along the coordinate, at the current configuration
+    RowGradient<T, T> next;  // derivative of the weighted coordinate by the next poses
+};
+
+template <class T>
 struct CouplingData {
-    RotationVector<T> angle[2];  // at the current configuration, for joints with several rotations
-    T coordinate[2], turns[2];  // at the current configuration: coordinates, and the turns [rad] that angles have on top
-    T weight[2];  // weights of the coordinates in the row, and of the multiplier along them: −ratio and 1
-    RowGradient<T, T> next[2];  // derivatives of the weighted coordinates by the next poses
+    T on;  // 1, or 0 where the coupling is switched off
+    T leading, leading_next;  // sums of the leaders' coordinates x at the current and the next configuration
+    T gap;  // of the row at the next configuration, where it is on
 };
 
 }  // namespace torchdojo

@@ -29,12 +29,32 @@ private:
                 else mu = mu + m * c;
                 g.add_held(k, translation ? x * g.along - m * d : (0.5 * x) * (now.w * g.about + cross(g.about, now.v)) - m * next.v);
             }
+            if (joint.repeats) {
+                add_left_out(g, problem, adjoint, 0, joint.held_t, w);
+                add_left_out(g, problem, adjoint, joint.held_t, joint.held_r, w);
+            }
             g.add_displacement(problem.bodies[joint.parent].next, problem.bodies[joint.child].next, weight, d);
             g.add_turn(0.5 * (next.w * mu + cross(next.v, mu)));
         }
         if (joint.free()) free_product(to, problem, g, w);
         if (joint.free_data >= 0) moving_product(to, problem, adjoint, g, problem.free[joint.free_data], w);
         g.finish();
+    }
+
+    // Rows (δ_ik − c_i·c_k) h λ_k of directions that do not act, from `first` on (JointEquations::leave_out).
+    static void add_left_out(JointGradient<T> &g, const Problem<T> &problem, const AdjointState<T, T> &adjoint, int first, int count,
+                             const T *w) {
+        const T h = problem.timestep();
+        for (int i = first; i < first + count; ++i) {
+            Vec3<T> by_c{};
+            for (int k = first; k < first + count; ++k) {
+                bool translation;
+                const T both =
+                    adjoint.multiplier[g.joint.row + i] * w[g.joint.row + k] + adjoint.multiplier[g.joint.row + k] * w[g.joint.row + i];
+                by_c = by_c + (h * both) * joint_direction(problem, g.joint, k, translation);
+            }
+            g.add_held(i, by_c);
+        }
     }
 
     // Impulses along the free directions f, and the arguments of springs and dampers: coordinates, and mean rates since one step back, or

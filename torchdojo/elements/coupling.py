@@ -1,0 +1,247 @@
+"""Base class of couplings: a polynomial between sums of joint coordinates, which may be switched off.
+
+With the sum x of the leaders' coordinates and the sum y of the followers', each with its coefficient (dynamics/README.md: constraints at
+the next, impulses at the current configuration):
+
+    row        y⁺ − p(x⁺) = 0,   p(x) = offset + ratio x + k₂ x² + k₃ x³ + k₄ x⁴
+    impulses   λ · coefficient along each follower,  −p′(x) λ · coefficient along each leader
+
+each through the transposed Jacobian of its coordinate, so that the coupling does no work on motions that obey it, to first order in h. A
+coupling that is switched off has the row h λ = 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils.parametrize import type_before_parametrizations
+
+from torchdojo.elements.element import Element, Motion, Pose
+from torchdojo.elements.joint import Joint
+from torchdojo.elements.joint_cones import KINEMATIC_FIELDS
+from torchdojo.elements.joints import StandardJoint
+from torchdojo.parameters import as_tensor, bind, require
+
+__all__ = ["CURVE", "Coupling", "End", "kinematic_fields"]
+
+CURVE = 3  # coefficients of x², x³ and x⁴
+
+
+class End(NamedTuple):
+    """A coordinate of a joint that a coupling reads, and whether it is part of the leaders' sum."""
+
+    joint: str
+    coordinate: int
+    leads: bool
+
+
+class Coupling(Element):
+    """Base class of couplings of joint coordinates; it has what `JointCoupling`, `JointLock` and `SumCoupling` share.
+
+    One equation and one impulse λ ("couplings.NAME" in `Mechanism.impulse_layout`) [N·s, N·m·s]. The joints' own parameters receive
+    gradients, as do those of the law.
+    """
+
+    num_rows = 1
+    fields: ClassVar[dict[str, int]] = {"offset": 0}
+    optional: ClassVar[dict[str, int]] = {"curve": 1, "active": 0}
+    noun: ClassVar[str] = "coupling"
+    end_names: tuple[str, ...] = ()  #: prefixes of the fields of the joints, leaders first
+    counts_turns: bool = True  #: whether angles have the full turns on top with which the coupling holds
+    ratio: Tensor
+    offset: Tensor
+    curve: Tensor | None
+    active: Tensor | None
+
+    def __init__(self, *, curve: Any = None, active: Any = None) -> None:
+        super().__init__()
+        given = {name: value for name, value in (("curve", curve), ("active", active)) if value is not None}
+        if "curve" in given and not self.has_effect("curve", curve):
+            del given["curve"]
+        self.set_fields({**type(self).fields, **{name: self.optional[name] for name in given}})
+        for name, value in given.items():
+            setattr(self, name, value)
+        #: the joints of the ends, no submodules of this one; () until a mechanism is built with it
+        self.joints: tuple[Joint, ...] = ()
+
+    @property
+    def ends(self) -> tuple[End, ...]:
+        """The coordinates that are coupled, leaders first."""
+        raise NotImplementedError
+
+    def rename(self, name_of: Callable[[str], str]) -> None:
+        """Let the coupling refer to other joints: old name -> new name."""
+        raise NotImplementedError
+
+    def has_effect(self, name: str, value: Any) -> bool:
+        """Whether a curve is not zero, or may be learned; whether a switch is off."""
+        if value is None:
+            return False
+        tensor = as_tensor(value, self.label(name))
+        return tensor.requires_grad or bool((tensor != (1.0 if name == "active" else 0.0)).any())
+
+    def check_field(self, name: str, value: Tensor) -> Tensor:
+        value = super().check_field(name, value)
+        if name == "curve":
+            if value.shape[-1] not in range(1, CURVE + 1):
+                raise ValueError(
+                    f"{self.label(name)}: got shape {tuple(value.shape)}; allowed: (..., {CURVE}), the coefficients of x², x³ and x⁴, the "
+                    "last ones left out where they are zero"
+                )
+            value = torch.nn.functional.pad(value, (0, CURVE - value.shape[-1])) if value.shape[-1] < CURVE else value
+        if name == "active":
+            require((value == 0) | (value == 1), self.label(name), value, "1, where the coupling acts, and 0, where it is switched off")
+        return value
+
+    def attach(self, joints: Mapping[str, Joint]) -> None:
+        """Find the joints by their names.
+
+        Raises:
+            ValueError: unknown names, joints without that coordinate, a coupling that belongs to another mechanism.
+        """
+        found = []
+        for name, coordinate, leads in self.ends:
+            end = "leader" if leads else "follower"
+            if name not in joints:
+                raise ValueError(f"its {end} is joint {name!r}, which does not exist; joints are {list(joints)}")
+            joint = joints[name]
+            if not joint.carries_child:
+                raise ValueError(
+                    f"its {end} {name!r} is a {type(joint).__name__}, which has no coordinates; allowed: the sixteen joints, and "
+                    "those that declare num_coordinates"
+                )
+            if coordinate not in range(joint.num_coordinates):
+                count = f"{joint.num_coordinates} coordinate(s)" if joint.num_coordinates else "no coordinates"
+                raise ValueError(
+                    f"its {end}_coordinate is {coordinate!r}, but {name!r}, a {type(joint).__name__}, has {count}; allowed: "
+                    f"{list(range(joint.num_coordinates)) or 'joints that can move'}"
+                )
+            if joint.extra_state_names():
+                raise ValueError(
+                    f"its {end} {name!r} has tensors that are not physical fields, {joint.extra_state_names()}, which a coupling does not "
+                    "read; make them fields of the joint"
+                )
+            found.append(joint)
+        if self.joints and any(old is not new for old, new in zip(self.joints, found, strict=True)):
+            raise ValueError(f"it already couples joints of another mechanism; make one {type(self).__name__} for each")
+        self.joints = tuple(found)
+
+    def __getattr__(self, name: str) -> Any:
+        end, _, field = name.partition("_")
+        joints = self.__dict__.get("joints")
+        if joints and field and name not in self._parameters and end in self.end_names:
+            joint = joints[self.end_names.index(end)]
+            if field in kinematic_fields(joint):
+                return getattr(joint, field)
+        return super().__getattr__(name)
+
+    @property
+    def body_names(self) -> tuple[str | None, ...]:
+        return tuple(name for joint in self.joints for name in joint.body_names)
+
+    @property
+    def stacked_fields(self) -> dict[str, int]:
+        ends = zip(self.end_names, self.joints, strict=True)
+        return {**self.fields, **{f"{end}_{name}": ndim for end, joint in ends for name, ndim in kinematic_fields(joint).items()}}
+
+    def kind(self) -> tuple[object, ...]:
+        own = tuple((end.coordinate, end.leads) for end in self.ends), *(name in self.fields for name in self.optional)
+        return (*super().kind(), *(joint.kind() for joint in self.joints), *own)
+
+    def bound_joints(self) -> list[Joint]:
+        """The joints with the parameters that this element has: their own, or those stacked over elements."""
+        return [
+            bind(joint, {name: getattr(self, f"{end}_{name}") for name in kinematic_fields(joint)}, type_before_parametrizations(joint))
+            for end, joint in zip(self.end_names, self.joints, strict=True)
+        ]
+
+    # -- the law -------------------------------------------------------------------------------------------------------------------------
+
+    def law(self, x: Tensor) -> Tensor:
+        """p(x) [m, rad] at a sum of the leaders' coordinates (..., 1)."""
+        value = self.ratio[..., None] * x + self.offset[..., None]
+        return value if self.curve is None else value + (self.curve * torch.cat((x**2, x**3, x**4), dim=-1)).sum(-1, keepdim=True)
+
+    def slope(self, x: Tensor) -> Tensor:
+        """p′(x) at (..., 1)."""
+        if self.curve is None:
+            return self.ratio[..., None] + torch.zeros_like(x)
+        return self.ratio[..., None] + (self.curve * torch.cat((2 * x, 3 * x**2, 4 * x**3), dim=-1)).sum(-1, keepdim=True)
+
+    def scaled(self, values: list[Tensor]) -> list[Tensor]:
+        """The values of the ends, (..., 1) each, times their coefficients."""
+        return values
+
+    def sums(self, values: list[Tensor]) -> tuple[Tensor, Tensor]:
+        """x and y of coordinates (..., 1) of the ends."""
+        leading = following = torch.zeros_like(values[0])
+        for end, value in zip(self.ends, self.scaled(values), strict=True):
+            if end.leads:
+                leading = leading + value
+            else:
+                following = following + value
+        return leading, following
+
+    def gap(self, values: list[Tensor]) -> Tensor:
+        """y − p(x), (..., 1) [m, rad], of coordinates (..., 1) of the ends."""
+        leading, following = self.sums(values)
+        return following - self.law(leading)
+
+    def turns(self, values: list[Tensor]) -> list[Tensor]:
+        """Full turns [rad] that the ends have on top of their coordinates (..., 1). Default: none."""
+        return [torch.zeros_like(value) for value in values]
+
+    def turns_freely(self, k: int) -> bool:
+        """Whether the coordinate of end k is the angle of a single rotation."""
+        joint = self.joints[k]
+        return self.ends[k].coordinate >= joint.num_coordinates - joint.num_angles
+
+    # -- equations -----------------------------------------------------------------------------------------------------------------------
+
+    def constraint(self, *poses: Pose) -> Tensor:
+        """y − p(x), (..., 1) [m, rad], at poses of parent and child of each end's joint."""
+        values = self._coordinates(self.bound_joints(), poses)
+        return self.gap([value + turns for value, turns in zip(values, self.turns(values), strict=True)])
+
+    def kept_constraint(self, *poses: Pose) -> Tensor:
+        """`constraint`, and zero where the coupling is switched off."""
+        gap = self.constraint(*poses)
+        return gap if self.active is None else self.active[..., None] * gap
+
+    def residual(
+        self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
+    ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
+        joints = self.bound_joints()
+        poses = [motion.pose for motion in motions]
+        now = self._coordinates(joints, poses)
+        turns = self.turns(now)
+        slope = self.slope(self.sums([value + more for value, more in zip(now, turns, strict=True)])[0])
+        weights = self.scaled([-slope if end.leads else torch.ones_like(slope) for end in self.ends])
+        wrenches, after = [], []
+        on = None if self.active is None else self.active[..., None]
+        acting = impulse if on is None else on * impulse
+        for k, (joint, end) in enumerate(zip(joints, self.ends, strict=True)):
+            parent, child = poses[2 * k : 2 * k + 2]
+            along = torch.zeros(joint.num_coordinates, dtype=impulse.dtype, device=impulse.device)
+            along[end.coordinate] = 1.0
+            wrenches += joint.act_along(parent, child, weights[k] * acting * along)
+            near = now[k].tile(joint.num_angles)
+            place = slice(end.coordinate, end.coordinate + 1)
+            after.append(joint.coordinates_near(motions[2 * k].next, motions[2 * k + 1].next, near)[..., place] + turns[k])
+        rows = self.gap(after)
+        return wrenches, rows if on is None else on * rows + timestep * (1 - on) * impulse
+
+    def _coordinates(self, joints: list[Joint], poses: list[Pose] | tuple[Pose, ...]) -> list[Tensor]:
+        """Coordinates of the ends, (..., 1) each."""
+        return [
+            joint.coordinates(poses[2 * k], poses[2 * k + 1])[..., end.coordinate : end.coordinate + 1]
+            for k, (joint, end) in enumerate(zip(joints, self.ends, strict=True))
+        ]
+
+
+def kinematic_fields(joint: Joint) -> dict[str, int]:
+    """Fields that enter a joint's coordinates, with the fields that a user's subclass adds."""
+    return {name: joint.fields[name] for name in joint.stacked_fields if name in KINEMATIC_FIELDS or name not in StandardJoint.fields}
