@@ -147,6 +147,20 @@ class Backends:
         own = self._cache.law(lowered, self.structure.named_joints(), law)
         return None if own is None else Kernel(self.structure, lowered, self._cache.driven(parameters, own), request, law)
 
+    def driving(self, request: Request) -> Parameters | None:
+        """Parameters with which the kernel takes drives inside its steps; None where PyTorch takes them between the steps.
+
+        The kernel differentiates by states, controls, activations and wrenches. For gradients by numbers of the mechanism, for transforms
+        and compiled code, and for near contacts, the laws stay outside.
+        """
+        if not self._on_host or self._near or torch.compiler.is_compiling() or transforming() or forward_mode():
+            return None
+        lowered = self._asked_program(request)
+        parameters = None if lowered is None else self._cached_parameters(lowered)
+        if parameters is None or not parameters.finite:
+            return None
+        return None if torch.is_grad_enabled() and parameters.requires_grad else parameters
+
     def _moves_joints(self, law: Actuators) -> bool:
         """Whether numbers require grad that decide which coordinates the actuators measure."""
         joints = [self.structure.joints[name] for name in dict.fromkeys(law.joints)]

@@ -25,10 +25,14 @@ from torchdojo.elements.actuator_laws import DYNAMICS, FORCES, Dynamics, Force
 from torchdojo.elements.tendon_paths import Frame
 from torchdojo.engine.backend import Trajectory
 from torchdojo.engine.drive_tables import Table, has_tensors, numbers_of, ordered
+from torchdojo.engine.driven import lower_drives
 from torchdojo.engine.periods import added, check_repeat
 from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.native.driving import Periods
 from torchdojo.parameters import as_tensor
 from torchdojo.state.layout import TWIST_SIZE
+
+AXES = (-2, -2, -2, -2, -1, -1, -1)  # of the periods in the fields of `Periods`
 
 __all__ = ["Drive", "DriveOutput", "DriveTrajectory", "Drives"]
 
@@ -173,6 +177,7 @@ class Drives:
         self._source = [count + self._stateful.index(i) if i in self._stateful else i for i in range(count)]
         constant = not any(has_tensors(drive) for drive in self.drives.values())
         self._kept: Table | None = Table.of(self.drives, self.activated) if constant else None
+        self._lowered = lower_drives(self, constant)
 
     def _check(self, name: str, drive: Drive) -> None:
         mech = self.mech
@@ -321,7 +326,7 @@ class Drives:
         warm_start: Tensor | None = None,
         wrench: Tensor | None = None,
     ) -> DriveOutput:
-        """One step, or one period of `repeat` steps under one control. Each step is one call of the kernel, with torch around it.
+        """One step, or one period of `repeat` steps under one control, in one call of the kernel where it has the laws.
 
         An environment whose control or activation is not finite is flagged, and keeps its state and its activations.
 
@@ -335,6 +340,16 @@ class Drives:
         act = self.initial_activation() if act is None else act
         self._check_size("ctrl", ctrl, len(self.names))
         self._check_size("act", act, self.num_activations)
+        native = self._periods(z, ctrl.unsqueeze(-2), act, repeat, warm_start, wrench)
+        if native is not None:
+            now, act, force, impulses, status, iterations, substeps = (
+                value.select(axis, 0) for value, axis in zip(native, AXES, strict=False)
+            )
+            return DriveOutput(StepOutput(now, impulses, status, iterations, native.solution, substeps), act, force)
+        return self._step(z, ctrl, act, repeat, warm_start, wrench)
+
+    def _step(self, z: Tensor, ctrl: Tensor, act: Tensor, repeat: int, warm_start: Tensor | None, wrench: Tensor | None) -> DriveOutput:
+        """A period whose laws PyTorch takes between the steps."""
         total: StepOutput | None = None
         first: Tensor | None = None
         good = _finite(ctrl, act)
@@ -352,6 +367,24 @@ class Drives:
             first = torch.where(good, force, torch.nan) if first is None else first
         act = torch.where(good, now, act)
         return DriveOutput(cast(StepOutput, total), act.expand(*z.shape[:-1], self.num_activations), cast(Tensor, first))
+
+    def _periods(
+        self, z: Tensor, ctrl: Tensor, act: Tensor, repeat: int, warm_start: Tensor | None, wrench: Tensor | None
+    ) -> Periods | None:
+        """The periods of controls (..., P, n) in one call of the kernel; None where it cannot take them."""
+        if self._lowered is None:
+            return None
+
+        def reference(z: Tensor, ctrl: Tensor, act: Tensor, wrench: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            warm, outs = warm_start, []
+            for now in ctrl.unbind(-2):
+                outs.append(self._step(z, now, act, repeat, warm, wrench))
+                z, act, warm = outs[-1].out.z, outs[-1].act, outs[-1].out.solution.detach()
+            columns = zip(*((out.out.z, out.act, out.force, out.out.impulses) for out in outs), strict=True)
+            after, acts, force, impulses = (torch.stack(torch.broadcast_tensors(*column), dim=-2) for column in columns)
+            return after, acts, force, impulses
+
+        return self._lowered.periods(reference, z, ctrl, act, repeat=check_repeat(repeat), warm_start=warm_start, wrench=wrench)
 
     def rollout(
         self,
@@ -383,6 +416,12 @@ class Drives:
                 raise ValueError(f"ctrl: got shape {got} with steps={steps}; allowed: (..., T, {len(self.names)}), T of 1 or more")
             steps = ctrl.shape[-2]
         act = self.initial_activation() if act is None else act
+        if isinstance(ctrl, Tensor):
+            self._check_size("ctrl", ctrl, len(self.names))
+            self._check_size("act", act, self.num_activations)
+            native = self._periods(z, ctrl, act, repeat, warm_start, wrench)
+            if native is not None:
+                return _trajectory(native, z, ctrl, act)
         states, acts, given, outs, forces = [z], [act], [], [], []
         for t in range(steps):
             now = policy(z, act) if callable(ctrl) else ctrl[..., t, :]
@@ -416,6 +455,18 @@ class Drives:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             names = self.names if name == "ctrl" else self.activated
             raise ValueError(f"{name}: got {got}; allowed: a tensor (..., {size}), one number for each of {list(names)}")
+
+
+def _trajectory(native: Periods, z: Tensor, ctrl: Tensor, act: Tensor) -> DriveTrajectory:
+    """The rollout of periods by the kernel."""
+    batch = native.z.shape[:-2]
+    states, acts = (
+        torch.cat((start.expand(*batch, start.shape[-1]).unsqueeze(-2), after), dim=-2)
+        for start, after in ((z, native.z), (act, native.act))
+    )
+    given, solution = ctrl.expand(*batch, *ctrl.shape[-2:]), native.solution.unsqueeze(-2)
+    path = Trajectory(states, given, native.impulses, native.status, native.iterations, native.substeps, solution)
+    return DriveTrajectory(path, acts, native.force)
 
 
 def _finite(ctrl: Tensor, act: Tensor) -> Tensor:

@@ -104,6 +104,24 @@ class SensorKind(enum.IntEnum):
     SUBTREE_ANGULAR_MOMENTUM = 24
 
 
+class DriveTarget(enum.IntEnum):
+    """What a drive acts on."""
+
+    JOINT = 0
+    SITE = 1
+    TENDON = 2
+
+
+class DriveDynamics(enum.IntEnum):
+    """How an activation follows its control, by the names of `DYNAMICS` (elements/actuator_laws.py)."""
+
+    NONE = 0
+    INTEGRATOR = 1
+    FILTER = 2
+    FILTEREXACT = 3
+    MUSCLE = 4
+
+
 ZONES = ("sphere", "ellipsoid", "box", "capsule", "cylinder")  # shapes of sites, in which touch sensors feel contacts
 CONTACT_LAWS = contact.Contact.laws
 COUPLES = tuple(name for name in contact.LAWS if name not in CONTACT_LAWS)
@@ -121,6 +139,8 @@ ENUMS: dict[str, tuple[str, dict[str, int]]] = {
     "rows::JointCone::Kind": ("int32_t", {kind.name.lower(): int(kind) for kind in JointCone}),
     "maps::Kind": ("int64_t", {name.name.lower(): int(name) for name in StateMap}),
     "maps::Derivative": ("int64_t", {name.name.lower(): int(name) for name in Derivative}),
+    "drive_target::Kind": ("int32_t", {target.name.lower(): int(target) for target in DriveTarget}),
+    "drive_dynamics::Kind": ("int32_t", {law.name.lower(): int(law) for law in DriveDynamics}),
     "senses::Kind": ("int32_t", {name.name.lower(): int(name) for name in SensorKind}),
     "zones::Kind": ("int32_t", {zone: number for number, zone in enumerate(ZONES)}),
     "geometry::Kind": ("int32_t", {kind: number for number, kind in enumerate(SHAPE_KINDS)}),
@@ -214,6 +234,19 @@ COUPLING = _row(
 LINK = _row("joint coordinate")
 #: An actuator, in a table of its own (actuation.py): the coordinate that it drives, its input in u, and its number among the controls.
 ACTUATOR = _row("joint coordinate input number")
+#: A drive, in a table of its own (driving.py).
+DRIVE = _row(
+    "target",  # a `DriveTarget`
+    "body",  # of a site
+    "joint coordinate",  # that it drives
+    "tendon",
+    "input",  # its place in u (−1: none)
+    "number",  # among the controls
+    "activation",  # among the activations (−1: none)
+    "dynamics",  # a `DriveDynamics`
+    "muscle_gain muscle_bias",  # whether gain and bias have the curves of a muscle
+    "early",  # whether the force has the activation after the step
+)
 SENSOR = _row(
     "kind",  # a `SensorKind`
     "frame reference",  # numbers of frames (−1: none)
@@ -238,6 +271,7 @@ ROWS: dict[str, np.dtype] = {
     "Coupling": COUPLING,
     "Link": LINK,
     "Actuator": ACTUATOR,
+    "Drive": DRIVE,
     "Sensor": SENSOR,
     "SensedFrame": SENSED_FRAME,
     "SensedContact": SENSED_CONTACT,
@@ -302,6 +336,10 @@ CONTACT_PARAMETERS = numbers(point=3, radius=1, offset=1, normal=3, tangents=6, 
 COUPLING_PARAMETERS = numbers(ratio=1, offset=1)
 # Of each actuator, then a range (lower, upper) of each input: the numbers of a law (actuation.py).
 ACTUATOR_PARAMETERS = numbers(gear=1, gain=3, bias=3, length0=1, ctrlrange=2, forcerange=2, carried_damping=1)
+# Of each drive: the ranges of its control, force and activation, the numbers of its laws, and of a site the wrench per force, in body axes.
+DRIVE_NUMBERS = numbers(
+    gear=1, length0=1, ctrlrange=2, forcerange=2, actrange=2, dynamics=3, gain=9, bias=9, lengths=2, acc0=1, push=3, turn=3
+)
 # Of a site on its body, with the extents of its zone; of a sensor, whose output is scale · value + offset between two bounds.
 SENSED_FRAME_NUMBERS = numbers(position=3, orientation=4, extent=3)
 SENSOR_NUMBERS = numbers(scale=1, offset=1, low=1, high=1)
@@ -333,6 +371,7 @@ LAYOUTS: dict[str, dict[str, np.dtype]] = {
     "parameter::slot": {"size": SHAPES["polytope"]},
     "parameter::heights": {"size": SHAPES["heights"]},
     "actuator": {"size": ACTUATOR_PARAMETERS},
+    "drive_number": {"size": DRIVE_NUMBERS},
     "frame": {"size": SENSED_FRAME_NUMBERS},
     "sensor": {"size": SENSOR_NUMBERS},
 }

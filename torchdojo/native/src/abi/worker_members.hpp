@@ -3,6 +3,7 @@
 
 #include <mutex>
 
+#include "abi/driven.hpp"
 #include "abi/worker.hpp"
 #include "elements/actuation.hpp"
 #include "elements/feedback.hpp"
@@ -48,10 +49,11 @@ struct ForwardWorkspace {
     Recovery recovery;
     SplitSteps<T> splits;
     Actuation actuation;
+    DriveForces drives;
     Feedback feedback;
     std::vector<double> impulses, inputs;  // of one step in each lane: impulses that a period sums, and inputs by a law
     explicit ForwardWorkspace(const MechanismTable &m)
-        : stepper(m), recovery(m), splits(m), actuation(m), feedback(m), impulses(size_t(lanes<T>) * m.num_impulses),
+        : stepper(m), recovery(m), splits(m), actuation(m), drives(m), feedback(m), impulses(size_t(lanes<T>) * m.num_impulses),
           inputs(size_t(lanes<T>) * m.num_inputs) {}
 };
 
@@ -60,9 +62,10 @@ struct BackwardWorkspace {
     StepGradient<T> gradient;
     SplitGradient split;
     Actuation actuation;
+    DriveForces drives;
     std::vector<double> grad_z, carried, grad_wrench, near_limit, inputs, grad_inputs;
     explicit BackwardWorkspace(const MechanismTable &m)
-        : gradient(m), split(m), actuation(m), grad_z(size_t(lanes<T>) * state_size * m.num_bodies), carried(grad_z),
+        : gradient(m), split(m), actuation(m), drives(m), grad_z(size_t(lanes<T>) * state_size * m.num_bodies), carried(grad_z),
           grad_wrench(size_t(lanes<T>) * 6 * m.num_bodies), inputs(size_t(lanes<T>) * m.num_inputs), grad_inputs(inputs) {}
 };
 
@@ -160,6 +163,7 @@ struct RolloutFeed {
     RolloutFeed(const MechanismTable &m, const TdRollout &r, const Options &o, ForwardWorkspace<T> &workspace, int64_t first, int64_t last)
         : mechanism(m), rollout(r), options(o), workspace(workspace), next_environment(first), last(last) {
         for (int lane = 0; lane < lanes<T>; ++lane) step[lane] = r.steps;
+        if (r.drives) workspace.drives.resize(*r.drives, lanes<T>);
     }
     bool next(int lane, Job &job) {
         if (workspace.splits.next(lane, job)) return true;
@@ -174,6 +178,7 @@ struct RolloutFeed {
             if (rollout.feedback && t % rollout.repeat == 0) apply(*rollout.feedback, n, t, job);
             double *inputs = workspace.inputs.data() + size_t(lane) * mechanism.num_inputs;
             actuate(rollout, n, t, workspace.actuation, inputs, job);
+            if (rollout.drives) DrivenStep(rollout, mechanism, n, t).run(workspace.drives, lane, inputs, job);
             if (rollout.repeat > 1) {
                 job.impulses = &workspace.impulses[size_t(lane) * mechanism.num_impulses];
                 if (rollout.every > 1) job.status = &status[lane], job.iterations = &iterations[lane], job.substeps = &substeps[lane];
@@ -282,6 +287,8 @@ void Worker<T>::backward(const Options &options, double grad_kappa, const TdRoll
                          int64_t first, int64_t last) {
     auto workspace = pools->backward.take();
     const MechanismTable &m = mechanism;
+    if (r.drives) workspace->drives.resize(*r.drives, lanes<T>);
+    const bool controlled = r.law || r.drives, pushed = g.grad_wrench || (r.drives && r.drives->pushes);
     const int64_t nz = state_size * m.num_bodies, nf = 6 * m.num_bodies, nu = m.num_inputs;
     GradientJob jobs[lanes<T>];
     const double *from[lanes<T>];  // the state of each step
@@ -311,14 +318,15 @@ void Worker<T>::backward(const Options &options, double grad_kappa, const TdRoll
                 job = GradientJob{};
                 describe(m, r, n, t, job.step);
                 actuate(r, n, t, workspace->actuation, workspace->inputs.data() + j * nu, job.step);
+                if (r.drives) DrivenStep(r, m, n, t).again(workspace->drives, j, workspace->inputs.data() + j * nu, job.step);
                 from[j] = job.step.z;
                 job.w = job.step.w;
                 job.grad_z_next = carried;
                 const int64_t period = n * period_of(r, r.steps) + period_of(r, t);
                 job.grad_impulses = g.grad_impulses ? g.grad_impulses + period * m.num_impulses : nullptr;
                 job.grad_z = &workspace->grad_z[j * nz];
-                job.grad_u = r.law ? workspace->grad_inputs.data() + j * nu : g.grad_u ? g.grad_u + at * nu : nullptr;
-                job.grad_wrench = g.grad_wrench ? &workspace->grad_wrench[j * nf] : nullptr;
+                job.grad_u = controlled ? workspace->grad_inputs.data() + j * nu : g.grad_u ? g.grad_u + at * nu : nullptr;
+                job.grad_wrench = pushed ? &workspace->grad_wrench[j * nf] : nullptr;
                 job.grad_parameters = grad_parameters ? grad_parameters + n * r.parameter_stride : nullptr;
                 job.grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
                 if (r.status[at] == success && r.substeps[at] == 1) {
@@ -345,6 +353,10 @@ void Worker<T>::backward(const Options &options, double grad_kappa, const TdRoll
                     workspace->actuation.adjoint(*r.law, r.parameters + n * r.parameter_stride, n, from[j], r.u + place,
                                                  &workspace->grad_inputs[j * nu], g.grad_u + place, &workspace->grad_z[j * nz]);
             }
+            for (int j = 0; j < count && r.drives; ++j)
+                DrivenStep(r, m, start + j, t)
+                    .adjoint(workspace->drives, j, from[j], &workspace->grad_inputs[j * nu], &workspace->grad_wrench[j * nf], g.grad_u,
+                             &workspace->grad_z[j * nz]);
             std::copy_n(workspace->grad_z.begin(), count * nz, workspace->carried.begin());
             if (g.grad_wrench)
                 for (int64_t k = 0; k < count * nf; ++k) g.grad_wrench[start * nf + k] += workspace->grad_wrench[k];

@@ -1,0 +1,126 @@
+"""Drives whose laws the kernel takes inside its steps: which ones, and their table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor
+
+from torchdojo import quaternion as quat
+from torchdojo.elements.actuator_laws import DYNAMICS, FORCES
+from torchdojo.engine.backend import check_given, visiting
+from torchdojo.engine.drive_tables import numbers_of
+from torchdojo.engine.requests import request_of
+from torchdojo.native import driving
+from torchdojo.native.step import differentiates
+from torchdojo.native.tables import DriveDynamics, DriveTarget
+
+if TYPE_CHECKING:
+    from torchdojo.engine.drives import Drives
+
+__all__ = ["Lowered", "lower_drives"]
+
+#: Laws that the kernel has. A name of the tables that a user gave another law stays in PyTorch.
+_DYNAMICS = dict(zip(DriveDynamics, (DYNAMICS[law.name.lower()] for law in DriveDynamics), strict=True))
+_FORCES = {name: FORCES[name] for name in ("affine", "muscle")}
+_INFINITE = -torch.inf, torch.inf
+
+
+class Lowered:
+    """The drives of a mechanism as the kernel takes them.
+
+    table: None while numbers are tensors, which may change in place; then every call makes it anew. differs: whether one of them requires
+    grad, so that the laws stay in PyTorch.
+    """
+
+    def __init__(self, owner: Drives, constant: bool) -> None:
+        self._owner, self._program, self._constant = owner, cast(Any, None), constant
+        self._table: driving.DriveTable | None = None
+
+    def table(self) -> driving.DriveTable | None:
+        """The table; None where numbers require grad."""
+        program = self._owner.mech.backends.program
+        if self._table is None or program is not self._program or not self._constant:
+            self._program, self._table = program, self._lower(program)
+        return self._table
+
+    def _lower(self, program: Any) -> driving.DriveTable | None:
+        rows, numbers = [], []
+        joints = {id(joint): i for i, joint in enumerate(joint for group in program.joint_groups for joint in group.members)}
+        mech, activated = self._owner.mech, self._owner.activated
+        layout, bodies = mech.input_layout, list(mech.bodies)
+        for name, drive in self._owner.drives.items():
+            assert drive is not None
+            own: dict[str, Tensor] = {}
+            values = dict.fromkeys(("body", "joint", "coordinate", "tendon", "input"), -1)
+            if drive.site is not None:
+                push, turn = (quat.rotate(drive.site.orientation, part) for part in numbers_of(drive.gear).split(3, dim=-1))
+                own |= {"push": push, "turn": turn + quat.cross(drive.site.position.expand_as(push), push)}
+                values |= {"target": DriveTarget.SITE, "body": bodies.index(drive.site.body)}
+            else:
+                place = layout[drive.joint].start + drive.coordinate
+                values |= {"target": DriveTarget.JOINT, "joint": joints[id(mech.joints[drive.joint])]}
+                values |= {"coordinate": drive.coordinate, "input": place}
+                own |= {"gear": numbers_of(drive.gear)[..., None], "length0": numbers_of(drive.length0)[..., None]}
+            dynamics = next(law for law, known in _DYNAMICS.items() if known is DYNAMICS[drive.dynamics])
+            values |= {
+                "activation": activated.index(name) if name in activated else -1,
+                "dynamics": int(dynamics),
+                "muscle_gain": drive.gain == "muscle",
+                "muscle_bias": drive.bias == "muscle",
+                "early": int(drive.early),
+            }
+            own |= {
+                "dynamics": numbers_of(drive.dynamics_numbers),
+                "gain": numbers_of(drive.gain_numbers),
+                "bias": numbers_of(drive.bias_numbers),
+                "lengths": numbers_of(drive.lengths or (0.0, 1.0)),
+                "acc0": numbers_of(drive.acc0)[..., None],
+            }
+            own |= {key: numbers_of(getattr(drive, key) or _INFINITE) for key in ("ctrlrange", "forcerange", "actrange")}
+            if any(value.requires_grad for value in own.values()):
+                return None
+            rows.append(values)
+            numbers.append(own)
+        return driving.drive_table(rows, numbers, len(activated))
+
+    def periods(
+        self,
+        reference: driving.Reference,
+        z: Tensor,
+        ctrl: Tensor,
+        act: Tensor,
+        *,
+        repeat: int,
+        warm_start: Tensor | None,
+        wrench: Tensor | None,
+    ) -> driving.Periods | None:
+        """The periods of controls (..., P, n); None where PyTorch takes the laws between the steps."""
+        mech = self._owner.mech
+        if not all(t is None or (isinstance(t, Tensor) and t.dtype == torch.float64 and not t.is_cuda) for t in (z, ctrl, act, wrench)):
+            return None
+        z, request = request_of(mech.backends.system, mech.options, z, None, repeat=repeat)
+        parameters = mech.backends.driving(request)
+        table = None if parameters is None else self.table()
+        if parameters is None or table is None:
+            return None
+        if torch.is_grad_enabled() and not differentiates(request):
+            return None
+        if warm_start is not None:
+            mech.check_tensor("warm_start", warm_start, mech.layout.num_unknowns, visiting(mech, z))
+            warm_start = warm_start.detach()
+        check_given(mech, None, z, None, wrench)
+        return driving.periods(mech.backends.program, request, parameters, table, reference, z, ctrl, act, wrench, warm_start)
+
+
+def lower_drives(owner: Drives, constant: bool) -> Lowered | None:
+    """The drives for the kernel; None where it lacks one of them: those of `mech.actuators`, laws of one's own, tendons."""
+    for drive in owner.drives.values():
+        if drive is None or drive.tendon is not None:
+            return None
+        if not any(known is DYNAMICS[drive.dynamics] for known in _DYNAMICS.values()):
+            return None
+        if any(FORCES[name] is not _FORCES.get(name) for name in (drive.gain, drive.bias)):
+            return None
+    return Lowered(owner, constant)
