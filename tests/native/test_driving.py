@@ -94,8 +94,8 @@ def test_rollouts_and_gradients_are_those_of_the_laws_in_torch(batch: tuple[int,
     wrench = 0.1 * torch.randn(6 * mech.num_bodies, generator=torch.Generator().manual_seed(1)).double()
     leaves = [value.requires_grad_() for value in (*given(mech, batch, 3), wrench)]
     results, gradients = [], []
+    z, ctrl, act, push = leaves
     for call in (lambda f: f(), lambda f: in_torch(mech.drives, f)):
-        z, ctrl, act, push = leaves
         out = call(lambda: mech.drives.rollout(z, ctrl, act, repeat=2, wrench=push))
         assert out.path.z.grad_fn is not None and not out.path.status.any()
         results.append(values(out))

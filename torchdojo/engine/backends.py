@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, cast
 
@@ -177,8 +177,11 @@ class Backends:
         if lowered is None:
             return None
         if self._on_host:
-            return Kernel(self.structure, lowered, self._cached_parameters(lowered), request)
+            own = self._cached_parameters(lowered)
+            return None if _by_reference(lowered, own.tensors) else Kernel(self.structure, lowered, own, request)
         parameters, stacked = self._mirror.get(lowered, self.structure, self.stacked)
+        if _by_reference(lowered, stacked):
+            return None
         return Staging(Kernel(self.structure, lowered, parameters, request.at(HOST)), copies_for(self.structure.gravity.device), stacked)
 
     def _asked_program(self, request: Request) -> Program | None:
@@ -281,3 +284,8 @@ class Backends:
         if torch.compiler.is_compiling() or transforming() or forward_mode():
             return Parameters(lowered, self.stacked())
         return self._cache.get(lowered, self.structure, self.stacked)
+
+
+def _by_reference(lowered: Program, parameters: Sequence[Tensor]) -> bool:
+    """Whether parameters require grad of a mechanism with tendons, by which the kernel has no gradients."""
+    return bool(lowered.tendon_groups) and torch.is_grad_enabled() and any(p.requires_grad for p in parameters)

@@ -13,11 +13,11 @@ from torchdojo.engine.backend import check_given, visiting
 from torchdojo.engine.drive_tables import numbers_of
 from torchdojo.engine.requests import request_of
 from torchdojo.native import driving
+from torchdojo.native.drive_kinds import DriveDynamics, DriveTarget
 from torchdojo.native.step import differentiates
-from torchdojo.native.tables import DriveDynamics, DriveTarget
 
 if TYPE_CHECKING:
-    from torchdojo.engine.drives import Drives
+    from torchdojo.engine.drives import Drive, Drives
 
 __all__ = ["Lowered", "lower_drives"]
 
@@ -25,6 +25,14 @@ __all__ = ["Lowered", "lower_drives"]
 _DYNAMICS = dict(zip(DriveDynamics, (DYNAMICS[law.name.lower()] for law in DriveDynamics), strict=True))
 _FORCES = {name: FORCES[name] for name in ("affine", "muscle")}
 _INFINITE = -torch.inf, torch.inf
+
+
+def _curve(drive: Drive, part: str) -> Tensor:
+    """Numbers of the gain or the bias: three, or those of the curves of a muscle."""
+    numbers = numbers_of(getattr(drive, f"{part}_numbers"))
+    if getattr(drive, part) != "muscle":
+        return numbers[..., :3]
+    return driving.muscle_numbers(part, numbers, numbers_of(cast(Any, drive.lengths)), numbers_of(drive.acc0))
 
 
 class Lowered:
@@ -48,6 +56,7 @@ class Lowered:
     def _lower(self, program: Any) -> driving.DriveTable | None:
         rows, numbers = [], []
         joints = {id(joint): i for i, joint in enumerate(joint for group in program.joint_groups for joint in group.members)}
+        tendons = {id(tendon): i for i, tendon in enumerate(tendon for group in program.tendon_groups for tendon in group.members)}
         mech, activated = self._owner.mech, self._owner.activated
         layout, bodies = mech.input_layout, list(mech.bodies)
         for name, drive in self._owner.drives.items():
@@ -58,6 +67,10 @@ class Lowered:
                 push, turn = (quat.rotate(drive.site.orientation, part) for part in numbers_of(drive.gear).split(3, dim=-1))
                 own |= {"push": push, "turn": turn + quat.cross(drive.site.position.expand_as(push), push)}
                 values |= {"target": DriveTarget.SITE, "body": bodies.index(drive.site.body)}
+            elif drive.tendon is not None:
+                values |= {"target": DriveTarget.TENDON, "tendon": tendons[id(mech.tendons[drive.tendon])]}
+                values |= {"input": layout[drive.tendon].start}
+                own |= {"gear": numbers_of(drive.gear)[..., None]}
             else:
                 place = layout[drive.joint].start + drive.coordinate
                 values |= {"target": DriveTarget.JOINT, "joint": joints[id(mech.joints[drive.joint])]}
@@ -73,10 +86,7 @@ class Lowered:
             }
             own |= {
                 "dynamics": numbers_of(drive.dynamics_numbers),
-                "gain": numbers_of(drive.gain_numbers),
-                "bias": numbers_of(drive.bias_numbers),
-                "lengths": numbers_of(drive.lengths or (0.0, 1.0)),
-                "acc0": numbers_of(drive.acc0)[..., None],
+                **{part: _curve(drive, part) for part in ("gain", "bias")},
             }
             own |= {key: numbers_of(getattr(drive, key) or _INFINITE) for key in ("ctrlrange", "forcerange", "actrange")}
             if any(value.requires_grad for value in own.values()):
@@ -115,9 +125,9 @@ class Lowered:
 
 
 def lower_drives(owner: Drives, constant: bool) -> Lowered | None:
-    """The drives for the kernel; None where it lacks one of them: those of `mech.actuators`, laws of one's own, tendons."""
+    """The drives for the kernel; None where it lacks one of them: those of `mech.actuators`, and laws of one's own."""
     for drive in owner.drives.values():
-        if drive is None or drive.tendon is not None:
+        if drive is None:
             return None
         if not any(known is DYNAMICS[drive.dynamics] for known in _DYNAMICS.values()):
             return None

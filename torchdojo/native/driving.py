@@ -1,7 +1,7 @@
 """Drives inside the steps of the kernel: their table, and periods under controls that carry the activations (src/elements/drives.hpp).
 
-One call takes all periods of a rollout, and one its gradients by states, controls, activations and wrenches. Numbers of the drives and of the
-mechanism are held: where one of them needs a derivative, `Drives` takes its laws in PyTorch between the steps.
+One call takes all periods of a rollout, and one its gradients by states, controls, activations and wrenches. Numbers of the drives and of
+the mechanism are held: where one of them needs a derivative, `Drives` takes its laws in PyTorch between the steps.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchdojo.elements.actuator_laws import SMALLEST
 from torchdojo.gradients.request import Request
 from torchdojo.native import calls, memory
 from torchdojo.native.cache import Parameters
@@ -21,11 +22,11 @@ from torchdojo.native.execution import check_status, flat_problem
 from torchdojo.native.ops import totals
 from torchdojo.native.program import Program, kernel_library
 from torchdojo.native.request import kernel_options
-from torchdojo.native.tables import DRIVE, DRIVE_NUMBERS, row, size
+from torchdojo.native.tables import DRIVE, DRIVE_NUMBERS, MUSCLE_BIAS, MUSCLE_GAIN, row, size
 from torchdojo.parameters import broadcast_shapes, transforming
 from torchdojo.state.layout import TWIST_SIZE
 
-__all__ = ["DriveTable", "Driven", "Periods", "drive_table", "periods"]
+__all__ = ["DriveTable", "Driven", "Periods", "drive_table", "muscle_numbers", "periods"]
 
 #: The same periods by PyTorch, of z, ctrl, act and wrench: states, activations, forces and impulses of periods.
 Reference = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
@@ -64,6 +65,31 @@ class Periods(NamedTuple):
     iterations: Tensor
     substeps: Tensor
     solution: Tensor
+
+
+def muscle_numbers(part: str, numbers: Tensor, lengths: Tensor, acc0: Tensor) -> Tensor:
+    """Numbers of the curves of a muscle with reciprocals, (..., ·): `MUSCLE_GAIN` or `MUSCLE_BIAS`, for the part "gain" or "bias".
+
+    Args:
+        numbers, lengths, acc0: as in `muscle_gain` (elements/actuator_laws.py).
+    """
+    low, high, peak, scale, lmin, lmax, vmax, fpmax, fvmax = numbers[..., :9].unbind(-1)
+    shortest, longest = lengths.unbind(-1)
+
+    def per(value: Tensor) -> Tensor:
+        return 1 / value.clamp_min(SMALLEST)
+
+    optimum = (longest - shortest) * per(high - low)
+    peak = torch.where(peak < 0, scale * per(acc0), peak)
+    left, right = 0.5 * (lmin + 1), 0.5 * (1 + lmax)
+    common = {"peak": peak, "low": low, "shortest": shortest, "per_length": per(optimum), "right_bend": right}
+    if part == "bias":
+        layout, values = MUSCLE_BIAS, {**common, "peak": peak * fpmax, "per_width": per(right - 1)}
+    else:
+        bends = {"lmin": lmin, "left_bend": left, "lmax": lmax, "fvmax": fvmax, "per_speed": per(optimum * vmax)}
+        slopes = {"per_left": per(left - lmin), "per_rise": per(1 - left), "per_fall": per(right - 1), "per_right": per(lmax - right)}
+        layout, values = MUSCLE_GAIN, {**common, **bends, **slopes, "per_yield": per(fvmax - 1)}
+    return torch.stack(torch.broadcast_tensors(*(values[name] for name in layout.names or ())), dim=-1)
 
 
 def drive_table(rows: Sequence[dict[str, int]], numbers: Sequence[dict[str, Tensor]], activations: int) -> DriveTable:
@@ -175,7 +201,7 @@ def periods(
 def _taken(
     program: Program, request: Request, parameters: Parameters, table: DriveTable, given: Any, keep: bool
 ) -> tuple[Periods, tuple[Tensor, ...]]:
-    """The periods, and where they are kept the states, activations, solutions, status and substeps of all steps."""
+    """The periods, and where they are kept the states, activations, inputs, solutions, status and substeps of all steps."""
     call, z = _Call(program, request, parameters, table, given), given[0]
     new, batch, repeat = memory.allocator(z), call.batch, request.repeat
     stored = call.steps if keep else call.periods
@@ -184,14 +210,16 @@ def _taken(
     counts = [new((*batch, stored), dtype=torch.int64) for _ in range(3)]
     force, impulses = new((*batch, call.periods, len(table.rows))), new((*batch, call.periods, program.num_impulses))
     call.into(states, acts, w, counts)
+    inputs = new((*batch, call.steps if keep else 0, program.num_inputs))
     call.arguments.impulses, call.drives.force = impulses.data_ptr(), force.data_ptr()
+    call.drives.inputs = inputs.data_ptr() if keep else None
     call.call(call.kernel.td_rollout)
     if counts[0].numel() and counts[0].max().item():
         pushed = z.new_zeros(TWIST_SIZE * program.num_bodies) if given[3] is None else given[3]
         blank = z.new_zeros(1, program.num_inputs)
         problem, _ = flat_problem(program, request, parameters.tensors, parameters, z.expand(*batch, z.shape[-1]), blank, pushed, None)
         check_status(problem, counts[0])
-    saved = states, acts, w, counts[0], counts[2]
+    saved = states, acts, inputs, w, counts[0], counts[2]
     if keep and repeat > 1:
         states, acts = states[..., repeat - 1 :: repeat, :], acts[..., repeat - 1 :: repeat, :]
         counts = list(totals(*(count.unflatten(-1, (-1, repeat)) for count in counts)))
@@ -224,7 +252,7 @@ class Driven(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         needs, grads = ctx.needs_input_grad[6:], grads[:4]
-        z, ctrl, act, wrench, states, acts, w, status, substeps = ctx.saved_tensors
+        z, ctrl, act, wrench, states, acts, inputs, w, status, substeps = ctx.saved_tensors
         if all(grad is None for grad in grads):
             return (None,) * 10
         if torch.is_grad_enabled() or transforming():
@@ -232,6 +260,7 @@ class Driven(torch.autograd.Function):
         program, request, parameters, table, _ = ctx.held
         call = _Call(program, request, parameters, table, (z, ctrl, act, wrench, None))
         call.into(states, acts, w, (status, substeps, substeps))
+        call.drives.inputs = inputs.data_ptr()
         batch = call.batch
         grad_z, grad_act = (_of_steps(grad, of, request.repeat) for grad, of in ((grads[0], states), (grads[1], acts)))
         grad_z = torch.zeros_like(states) if grad_z is None else grad_z

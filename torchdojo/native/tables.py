@@ -17,6 +17,7 @@ from torchdojo.elements.element import Element
 from torchdojo.elements.near_contact import NearContact
 from torchdojo.geometry import distance, ellipsoids, near_terms, pairs
 from torchdojo.gradients import checks, hard_limit
+from torchdojo.native.drive_kinds import DriveDynamics, DriveTarget
 from torchdojo.solver import continuation, interior_point, kkt, path_newton, solution, speed, start_level
 from torchdojo.solver.options import GradientMode, Status
 from torchdojo.state import layout
@@ -104,24 +105,6 @@ class SensorKind(enum.IntEnum):
     SUBTREE_ANGULAR_MOMENTUM = 24
 
 
-class DriveTarget(enum.IntEnum):
-    """What a drive acts on."""
-
-    JOINT = 0
-    SITE = 1
-    TENDON = 2
-
-
-class DriveDynamics(enum.IntEnum):
-    """How an activation follows its control, by the names of `DYNAMICS` (elements/actuator_laws.py)."""
-
-    NONE = 0
-    INTEGRATOR = 1
-    FILTER = 2
-    FILTEREXACT = 3
-    MUSCLE = 4
-
-
 ZONES = ("sphere", "ellipsoid", "box", "capsule", "cylinder")  # shapes of sites, in which touch sensors feel contacts
 CONTACT_LAWS = contact.Contact.laws
 COUPLES = tuple(name for name in contact.LAWS if name not in CONTACT_LAWS)
@@ -160,6 +143,8 @@ HEAD = _row(
     "num_bodies num_unknowns num_inputs num_parameters num_joints num_contacts num_impulses num_cones",
     "has_loops",  # joints or couplings may repeat each other
     "num_fill num_joint_cones num_free_data num_pairs num_couples num_couplings num_links num_coordinates num_polytope_words",
+    "num_tendons num_tendon_bodies num_tendon_parts num_tendon_blocks",
+    "num_damped_tendons",  # with a damper or an implicit spring
     "num_samples",  # of height fields, behind the packed parameters
 )
 BODY = _row(
@@ -232,6 +217,24 @@ COUPLING = _row(
     coupling_body=4,
 )
 LINK = _row("joint coordinate")
+TENDON = _row(
+    "row input",  # positions in w and in u (−1: not actuated)
+    "parameters",
+    "offset",  # position of the length of a sum where all coordinates are zero (−1: a string)
+    "spatial implicit damped",  # whether it is a string, its spring is implicit, a damper or an implicit spring acts
+    "first_body num_bodies",  # its places: bodies may repeat
+    "first_part num_parts",
+    "first_block",  # of the pairs of its places
+)
+#: A coordinate of a sum, between the places 2k and 2k + 1, or a span of a string. Positions in the packed parameters, −1 for none.
+TENDON_PART = _row(
+    "joint coordinate",
+    "start end",  # the coefficient, or the points of both ends
+    "start_body end_body surface_body side_body",  # places
+    "divisor",
+    "center turn radius side",  # of the surface between both ends
+    "cylinder",
+)
 #: An actuator, in a table of its own (actuation.py): the coordinate that it drives, its input in u, and its number among the controls.
 ACTUATOR = _row("joint coordinate input number")
 #: A drive, in a table of its own (driving.py).
@@ -270,6 +273,8 @@ ROWS: dict[str, np.dtype] = {
     "Couple": COUPLE,
     "Coupling": COUPLING,
     "Link": LINK,
+    "Tendon": TENDON,
+    "TendonPart": TENDON_PART,
     "Actuator": ACTUATOR,
     "Drive": DRIVE,
     "Sensor": SENSOR,
@@ -289,6 +294,10 @@ TABLES: dict[str, tuple[np.dtype, str]] = {
     "couples": (COUPLE, "num_couples"),
     "couplings": (COUPLING, "num_couplings"),
     "tree": (LINK, "num_links"),
+    "tendons": (TENDON, "num_tendons"),
+    "tendon_bodies": (np.dtype(np.int32), "num_tendon_bodies"),  # of all places; the world is the number of bodies
+    "tendon_parts": (TENDON_PART, "num_tendon_parts"),
+    "tendon_blocks": (np.dtype(np.int32), "num_tendon_blocks"),  # of the condensed matrix, per pair of places (−1: none)
     "polytopes": (np.dtype(np.int32), "num_polytope_words"),  # float64 numbers, two words each: see polytopes.py
 }
 
@@ -334,12 +343,17 @@ DRIVE_PARAMETERS = numbers(half=1, middle=1, stiffness=1, damping=1)  # per free
 # A number of each law and of each couple stands behind the others, where it is given.
 CONTACT_PARAMETERS = numbers(point=3, radius=1, offset=1, normal=3, tangents=6, friction=1)
 COUPLING_PARAMETERS = numbers(ratio=1, offset=1)
+TENDON_PARAMETERS = numbers(stiffness=1, damping=1, rest_lower=1, rest_upper=1)  # then those of the path
 # Of each actuator, then a range (lower, upper) of each input: the numbers of a law (actuation.py).
 ACTUATOR_PARAMETERS = numbers(gear=1, gain=3, bias=3, length0=1, ctrlrange=2, forcerange=2, carried_damping=1)
 # Of each drive: the ranges of its control, force and activation, the numbers of its laws, and of a site the wrench per force, in body axes.
-DRIVE_NUMBERS = numbers(
-    gear=1, length0=1, ctrlrange=2, forcerange=2, actrange=2, dynamics=3, gain=9, bias=9, lengths=2, acc0=1, push=3, turn=3
-)
+# Numbers of a muscle are those of its curves, with reciprocals (`MUSCLE_GAIN` and `MUSCLE_BIAS` in driving.py).
+DRIVE_NUMBERS = numbers(gear=1, length0=1, ctrlrange=2, forcerange=2, actrange=2, dynamics=3, gain=15, bias=6, push=3, turn=3)
+MUSCLE_GAIN = numbers(
+    peak=1, low=1, shortest=1, per_length=1, per_speed=1, lmin=1, left_bend=1, right_bend=1, lmax=1, fvmax=1,
+    per_left=1, per_rise=1, per_fall=1, per_right=1, per_yield=1,
+)  # fmt: skip
+MUSCLE_BIAS = numbers(peak=1, low=1, shortest=1, per_length=1, right_bend=1, per_width=1)
 # Of a site on its body, with the extents of its zone; of a sensor, whose output is scale · value + offset between two bounds.
 SENSED_FRAME_NUMBERS = numbers(position=3, orientation=4, extent=3)
 SENSOR_NUMBERS = numbers(scale=1, offset=1, low=1, high=1)
@@ -366,12 +380,15 @@ LAYOUTS: dict[str, dict[str, np.dtype]] = {
     "parameter::free": {"size": FREE_PARAMETERS},
     "parameter::drive": {"size": DRIVE_PARAMETERS},
     "parameter::coupling": {"size": COUPLING_PARAMETERS},
+    "parameter::tendon": {"size": TENDON_PARAMETERS},
     "parameter::shape": {"size": SHAPES["box"]},
     "parameter::surface": {"size": SHAPES["surface"]},
     "parameter::slot": {"size": SHAPES["polytope"]},
     "parameter::heights": {"size": SHAPES["heights"]},
     "actuator": {"size": ACTUATOR_PARAMETERS},
     "drive_number": {"size": DRIVE_NUMBERS},
+    "drive_laws::muscle_gain": {"size": MUSCLE_GAIN},
+    "drive_laws::muscle_bias": {"size": MUSCLE_BIAS},
     "frame": {"size": SENSED_FRAME_NUMBERS},
     "sensor": {"size": SENSOR_NUMBERS},
 }
@@ -379,10 +396,16 @@ LAYOUTS: dict[str, dict[str, np.dtype]] = {
 # -- constants ---------------------------------------------------------------------------------------------------------------------------
 
 MOST_FACETS = 32  # maximum of facets of a pyramid
+MOST_TENDON_BODIES = 16  # places of a tendon
 
 #: C++ namespace -> name -> value. Integers stay integers, a tuple becomes an array.
 CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
-    "": {"state_size": layout.STATE_SIZE, "tangent_size": layout.TANGENT_SIZE, "most_facets": MOST_FACETS},
+    "": {
+        "state_size": layout.STATE_SIZE,
+        "tangent_size": layout.TANGENT_SIZE,
+        "most_facets": MOST_FACETS,
+        "most_tendon_bodies": MOST_TENDON_BODIES,
+    },
     "constant": {
         "largest_sine": integrator.LARGEST_SINE,
         "most_momentum": speed.MOST_MOMENTUM,

@@ -25,13 +25,15 @@ struct DrivenStep {
         double *act = forces.activations.data() + lane * d.activations, *wrench = wrench_of(forces, lane);
         if (t == 0) std::copy_n(d.start + n * d.activations, d.activations, act);
         apply(forces, act, inputs, wrench, first() ? d.force + controls_at() : nullptr, job);
+        if (d.inputs) std::copy_n(inputs, mechanism.num_inputs, stored_inputs());
         forces.advance(d, n, job.parameters[parameter::timestep], controls(), act);
         if ((t + 1) % r.every == 0) std::copy_n(act, d.activations, d.act + (n * (r.steps / r.every) + t / r.every) * d.activations);
     }
 
-    // Sets input and wrench of the job once more, for its gradient. The activations of all steps are known.
+    // Sets input and wrench of the job once more, for its gradient. The inputs and the activations of all steps are known.
     void again(DriveForces &forces, int lane, double *inputs, Job &job) const {
-        apply(forces, before(), inputs, wrench_of(forces, lane), nullptr, job);
+        if (d.pushes) apply(forces, before(), inputs, wrench_of(forces, lane), nullptr, job);
+        job.u = stored_inputs();
     }
 
     // Takes the gradient by activations from after the step to before it, and adds those by controls and state.
@@ -47,6 +49,7 @@ struct DrivenStep {
     }
 
 private:
+    double *stored_inputs() const { return d.inputs + (n * r.steps + t) * mechanism.num_inputs; }
     const double *before() const { return t ? d.act + (n * r.steps + t - 1) * d.activations : d.start + n * d.activations; }
     double *wrench_of(DriveForces &forces, int lane) const {
         return d.pushes ? forces.wrenches.data() + size_t(lane) * 6 * mechanism.num_bodies : nullptr;

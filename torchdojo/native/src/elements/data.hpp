@@ -126,4 +126,15 @@ struct CouplingData {
     RowGradient<T, T> next[2];  // derivatives of the weighted coordinates by the next poses
 };
 
+template <class T>
+struct TendonData {
+    T given, damping, stiffness;  // h (k e + u); h D; the derivative of `given` by the length
+};
+
+// The derivative of a length: by the displacement of a body, world frame, and by its rotation, body frame.
+template <class S>
+struct Pull {
+    Vec3<S> force, torque;
+};
+
 }  // namespace torchdojo

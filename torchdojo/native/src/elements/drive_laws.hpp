@@ -58,58 +58,44 @@ inline Slopes advance(int kind, double control, double act, const double *number
     }
 }
 
-// Peak force of a muscle, its length in units of the optimal one, and this unit.
-struct MuscleScale {
-    double force, normal, optimum;
-
-    MuscleScale(double length, const double *numbers, const double *lengths, double acc0) {
-        force = numbers[2] < 0.0 ? numbers[3] / above(acc0) : numbers[2];
-        optimum = (lengths[1] - lengths[0]) / above(numbers[1] - numbers[0]);
-        normal = numbers[0] + (length - lengths[0]) / above(optimum);
-    }
-};
-
-// Active force of a muscle per activation, by length and velocity. numbers: operating range (2), peak force, scale, lmin, lmax, vmax, fpmax,
-// fvmax.
-inline Slopes muscle_gain(double length, double velocity, const double *numbers, const double *lengths, double acc0) {
-    const MuscleScale scale(length, numbers, lengths, acc0);
-    const double lmin = numbers[4], lmax = numbers[5], fvmax = numbers[8], n = scale.normal, unit = above(scale.optimum * numbers[6]);
-    const double speed = velocity / unit, y = fvmax - 1.0;
+// Active force of a muscle per activation, by length and velocity. numbers: `muscle_gain`.
+inline Slopes muscle_gain_of(double length, double velocity, const double *p) {
+    using namespace muscle_gain;
+    const double n = p[low] + (length - p[shortest]) * p[per_length], speed = velocity * p[per_speed];
     double by_speed, speed_slope;
     if (speed <= 0.0) {
         const double left = std::max(speed + 1.0, 0.0);
         by_speed = left * left, speed_slope = 2.0 * left;
     } else {
-        const double left = std::max(y - speed, 0.0), inverse = 1.0 / above(y);
-        by_speed = fvmax - left * left * inverse, speed_slope = 2.0 * left * inverse;
+        const double left = std::max(p[fvmax] - 1.0 - speed, 0.0);
+        by_speed = p[fvmax] - left * left * p[per_yield], speed_slope = 2.0 * left * p[per_yield];
     }
-    const double low = 0.5 * (lmin + 1.0), high = 0.5 * (1.0 + lmax);
     double by_length = 0.0, length_slope = 0.0;
-    const auto parabola = [&](double from, double width, double start, double sign) {
-        const double x = (n - from) / above(width);
-        by_length = start + sign * 0.5 * x * x, length_slope = sign * x / above(width);
+    const auto parabola = [&](double from, double inverse, double start, double sign) {
+        const double x = (n - from) * inverse;
+        by_length = start + sign * 0.5 * x * x, length_slope = sign * x * inverse;
     };
-    if (n < lmin) by_length = 0.0;
-    else if (n <= low) parabola(lmin, low - lmin, 0.0, 1.0);
-    else if (n <= 1.0) parabola(1.0, 1.0 - low, 1.0, -1.0);
-    else if (n <= high) parabola(1.0, high - 1.0, 1.0, -1.0);
-    else if (n <= lmax) parabola(lmax, lmax - high, 0.0, 1.0);
-    return {-scale.force * by_length * by_speed, -scale.force * by_speed * length_slope / above(scale.optimum),
-            -scale.force * by_length * speed_slope / unit};
+    if (n < p[lmin]) by_length = 0.0;
+    else if (n <= p[left_bend]) parabola(p[lmin], p[per_left], 0.0, 1.0);
+    else if (n <= 1.0) parabola(1.0, p[per_rise], 1.0, -1.0);
+    else if (n <= p[right_bend]) parabola(1.0, p[per_fall], 1.0, -1.0);
+    else if (n <= p[lmax]) parabola(p[lmax], p[per_right], 0.0, 1.0);
+    const double pull = -p[peak];
+    return {pull * by_length * by_speed, pull * by_speed * length_slope * p[per_length], pull * by_length * speed_slope * p[per_speed]};
 }
 
-// Passive force of a muscle, by its length.
-inline Slopes muscle_bias(double length, const double *numbers, const double *lengths, double acc0) {
-    const MuscleScale scale(length, numbers, lengths, acc0);
-    const double high = 0.5 * (1.0 + numbers[5]), width = above(high - 1.0), n = scale.normal, peak = -scale.force * numbers[7];
+// Passive force of a muscle, by its length. numbers: `muscle_bias`.
+inline Slopes muscle_bias_of(double length, const double *p) {
+    using namespace muscle_bias;
+    const double n = p[low] + (length - p[shortest]) * p[per_length];
     double curve, slope;
-    if (n <= high) {
-        const double x = std::max(n - 1.0, 0.0) / width;
-        curve = 0.5 * x * x, slope = x / width;
+    if (n <= p[right_bend]) {
+        const double x = std::max(n - 1.0, 0.0) * p[per_width];
+        curve = 0.5 * x * x, slope = x * p[per_width];
     } else {
-        curve = 0.5 + (n - high) / width, slope = 1.0 / width;
+        curve = 0.5 + (n - p[right_bend]) * p[per_width], slope = p[per_width];
     }
-    return {peak * curve, peak * slope / above(scale.optimum), 0.0};
+    return {-p[peak] * curve, -p[peak] * slope * p[per_length], 0.0};
 }
 
 inline Slopes affine(double length, double velocity, const double *numbers) {

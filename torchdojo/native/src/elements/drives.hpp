@@ -4,13 +4,14 @@
 //     a⁺ = clip(advance(clip(c), a)),   f = clip(G(l, v) x + B(l, v)),   x = a, a⁺ or clip(c).
 //
 // A joint has l = l₀ + g q, v = g q̇, and gets u = g f. A site has l = 0, v = p·(v, ω), and gets the wrench f p: its pull p is a force and a
-// torque, fixed in the axes of the body. A clipped value has no derivative.
+// torque, fixed in the axes of the body. A tendon has l = g L, v = g L̇ and gets
+// u = g f. A clipped value has no derivative.
 //
 // Environments are taken one at a time, between the steps of their lanes.
 #pragma once
 
 #include "elements/drive_laws.hpp"
-#include "elements/joint_motion.hpp"
+#include "elements/tendon_path.hpp"
 
 namespace torchdojo {
 
@@ -94,6 +95,8 @@ public:
                 StateGradient<double> &to = gradients[row.body];
                 to.v = to.v + by_velocity * law.pull, to.omega = to.omega + by_velocity * turn;
                 to.phi = to.phi + by_velocity * cross(load3(p + drive_number::push), transposed_times(body.pose.R, body.v));
+            } else if (row.target == drive_target::tendon) {
+                pull_back_tendon(row.tendon, parameters, z, p[drive_number::gear] * by_length, p[drive_number::gear] * by_velocity);
             } else {
                 by_q[row.coordinate] += p[drive_number::gear] * by_length, by_qd[row.coordinate] += p[drive_number::gear] * by_velocity;
                 const rows::Drive *next = k + 1 < d.drives ? &row + 1 : nullptr;
@@ -127,6 +130,7 @@ private:
     const MechanismTable &mechanism;
     std::vector<MovingBody<double>> bodies;  // the world is the last
     std::vector<StateGradient<double>> gradients;
+    Pull<double> pulls[most_tendon_bodies] = {};  // of the tendon that was measured last
 
     static const double *numbers_of(const TdDrives &d, int64_t n) { return d.values + n * d.stride; }
     static const rows::Drive *rows_of(const TdDrives &d) { return reinterpret_cast<const rows::Drive *>(d.table); }
@@ -136,6 +140,28 @@ private:
 
     void load(const double *parameters, const double *z) {
         for (int i = 0; i < mechanism.num_bodies; ++i) bodies[i].load(z + state_size * i, parameters[parameter::timestep]);
+    }
+
+    Vec3<double> omega(const double *z, int body) const {
+        return body == mechanism.num_bodies ? Vec3<double>{} : load3(z + state_size * body + 10);
+    }
+    TendonPath<double> path_of(int tendon, const double *parameters) const {
+        return {mechanism, mechanism.tendons[tendon], parameters, [&](int body) -> const BodyPose<double> & { return bodies[body].pose; }};
+    }
+    // Adds the gradient of by_length · L + by_velocity · L̇ for the tendon whose pulls were set last.
+    void pull_back_tendon(int tendon, const double *parameters, const double *z, double by_length, double by_velocity) {
+        const TendonPath<double> path = path_of(tendon, parameters);
+        Pull<double> along[most_tendon_bodies];
+        for (int i = 0; i < path.places(); ++i) {
+            const int body = path.body(i);
+            StateGradient<double> &to = gradients[body];
+            along[i] = {by_velocity * bodies[body].v, by_velocity * omega(z, body)};
+            to.v = to.v + by_velocity * pulls[i].force, to.omega = to.omega + by_velocity * pulls[i].torque;
+        }
+        path.pull_back(pulls, by_length, along, [&](int place, const Vec3<double> &x, const Vec3<double> &phi) {
+            StateGradient<double> &to = gradients[path.body(place)];
+            to.x = to.x + x, to.phi = to.phi + phi;
+        });
     }
 
     static Slopes moved(const rows::Drive &row, const double *p, const double *ctrl, const double *act, double h) {
@@ -171,7 +197,13 @@ private:
             if (row.target == drive_target::site) {
                 const MovingBody<double> &body = bodies[row.body];
                 law.pull = body.pose.R * load3(p + drive_number::push);
-                velocity = dot(law.pull, body.v) + dot(load3(p + drive_number::turn), load3(z + state_size * row.body + 10));
+                velocity = dot(law.pull, body.v) + dot(load3(p + drive_number::turn), omega(z, row.body));
+            } else if (row.target == drive_target::tendon) {
+                const TendonPath<double> path = path_of(row.tendon, parameters);
+                length = p[drive_number::gear] * path.length(pulls);
+                for (int i = 0; i < path.places(); ++i)
+                    velocity += dot(pulls[i].force, bodies[path.body(i)].v) + dot(pulls[i].torque, omega(z, path.body(i)));
+                velocity *= p[drive_number::gear];
             } else {
                 if (row.joint != at) {
                     at = row.joint;
@@ -182,10 +214,9 @@ private:
                 length = p[drive_number::length0] + p[drive_number::gear] * q[row.coordinate];
                 velocity = p[drive_number::gear] * qd[row.coordinate];
             }
-            const double *gain = p + drive_number::gain, *bias = p + drive_number::bias, *lengths = p + drive_number::lengths;
-            law.gain =
-                row.muscle_gain ? muscle_gain(length, velocity, gain, lengths, p[drive_number::acc0]) : affine(length, velocity, gain);
-            law.bias = row.muscle_bias ? muscle_bias(length, bias, lengths, p[drive_number::acc0]) : affine(length, velocity, bias);
+            const double *gain = p + drive_number::gain, *bias = p + drive_number::bias;
+            law.gain = row.muscle_gain ? muscle_gain_of(length, velocity, gain) : affine(length, velocity, gain);
+            law.bias = row.muscle_bias ? muscle_bias_of(length, bias) : affine(length, velocity, bias);
             if (row.activation < 0) law.input = clip(ctrl[row.number], p + drive_number::ctrlrange);
             else if (row.early)
                 law.input = clip(moved(row, p, ctrl, act, parameters[parameter::timestep]).value, p + drive_number::actrange);
