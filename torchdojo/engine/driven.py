@@ -9,12 +9,12 @@ from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.elements.actuator_laws import DYNAMICS, FORCES
-from torchdojo.engine.backend import check_given, visiting
 from torchdojo.engine.drive_tables import numbers_of
 from torchdojo.engine.requests import request_of
 from torchdojo.native import driving
 from torchdojo.native.drive_kinds import DriveDynamics, DriveTarget
 from torchdojo.native.step import differentiates
+from torchdojo.state.layout import TWIST_SIZE
 
 if TYPE_CHECKING:
     from torchdojo.engine.drives import Drive, Drives
@@ -95,33 +95,25 @@ class Lowered:
             numbers.append(own)
         return driving.drive_table(rows, numbers, len(activated))
 
-    def periods(
-        self,
-        reference: driving.Reference,
-        z: Tensor,
-        ctrl: Tensor,
-        act: Tensor,
-        *,
-        repeat: int,
-        warm_start: Tensor | None,
-        wrench: Tensor | None,
-    ) -> driving.Periods | None:
-        """The periods of controls (..., P, n); None where PyTorch takes the laws between the steps."""
-        mech = self._owner.mech
-        if not all(t is None or (isinstance(t, Tensor) and t.dtype == torch.float64 and not t.is_cuda) for t in (z, ctrl, act, wrench)):
-            return None
-        z, request = request_of(mech.backends.system, mech.options, z, None, repeat=repeat)
-        parameters = mech.backends.driving(request)
+    def periods(self, reference: driving.Reference, given: driving.Given, repeat: int, single: bool) -> driving.Periods | None:
+        """The period of controls (..., n), or the periods of (..., P, n); None where PyTorch takes the laws between the steps."""
+        mech, (z, ctrl, act, wrench, warm) = self._owner.mech, given
+        for tensor in (z, ctrl, act, wrench):
+            if tensor is not None and not (isinstance(tensor, Tensor) and tensor.dtype == torch.float64 and not tensor.is_cuda):
+                return None
+        backends = mech.backends
+        _, request = request_of(backends.system, mech.options, z, None, repeat=repeat)
+        parameters = backends.driving(request)
         table = None if parameters is None else self.table()
-        if parameters is None or table is None:
+        if parameters is None or table is None or (torch.is_grad_enabled() and not differentiates(request)):
             return None
-        if torch.is_grad_enabled() and not differentiates(request):
-            return None
-        if warm_start is not None:
-            mech.check_tensor("warm_start", warm_start, mech.layout.num_unknowns, visiting(mech, z))
-            warm_start = warm_start.detach()
-        check_given(mech, None, z, None, wrench)
-        return driving.periods(mech.backends.program, request, parameters, table, reference, z, ctrl, act, wrench, warm_start)
+        mech.check_state(z)
+        if wrench is not None:
+            mech.check_tensor("wrench", wrench, TWIST_SIZE * mech.num_bodies)
+        if warm is not None:
+            mech.check_tensor("warm_start", warm, mech.layout.num_unknowns)
+            warm = warm.detach()
+        return driving.periods(backends.program, request, parameters, table, reference, (z, ctrl, act, wrench, warm), single)
 
 
 def lower_drives(owner: Drives, constant: bool) -> Lowered | None:

@@ -32,8 +32,6 @@ from torchdojo.native.driving import Periods
 from torchdojo.parameters import as_tensor
 from torchdojo.state.layout import TWIST_SIZE
 
-AXES = (-2, -2, -2, -2, -1, -1, -1)  # of the periods in the fields of `Periods`
-
 __all__ = ["Drive", "DriveOutput", "DriveTrajectory", "Drives"]
 
 
@@ -340,12 +338,10 @@ class Drives:
         act = self.initial_activation() if act is None else act
         self._check_size("ctrl", ctrl, len(self.names))
         self._check_size("act", act, self.num_activations)
-        native = self._periods(z, ctrl.unsqueeze(-2), act, repeat, warm_start, wrench)
+        native = self._periods(z, ctrl, act, repeat, warm_start, wrench, single=True)
         if native is not None:
-            now, act, force, impulses, status, iterations, substeps = (
-                value.select(axis, 0) for value, axis in zip(native, AXES, strict=False)
-            )
-            return DriveOutput(StepOutput(now, impulses, status, iterations, native.solution, substeps), act, force)
+            after, now, force, impulses, status, iterations, substeps, solution = native
+            return DriveOutput(StepOutput(after, impulses, status, iterations, solution, substeps), now, force)
         return self._step(z, ctrl, act, repeat, warm_start, wrench)
 
     def _step(self, z: Tensor, ctrl: Tensor, act: Tensor, repeat: int, warm_start: Tensor | None, wrench: Tensor | None) -> DriveOutput:
@@ -369,22 +365,23 @@ class Drives:
         return DriveOutput(cast(StepOutput, total), act.expand(*z.shape[:-1], self.num_activations), cast(Tensor, first))
 
     def _periods(
-        self, z: Tensor, ctrl: Tensor, act: Tensor, repeat: int, warm_start: Tensor | None, wrench: Tensor | None
+        self, z: Tensor, ctrl: Tensor, act: Tensor, repeat: int, warm_start: Tensor | None, wrench: Tensor | None, *, single: bool = False
     ) -> Periods | None:
-        """The periods of controls (..., P, n) in one call of the kernel; None where it cannot take them."""
+        """The periods of controls (..., P, n), or the `single` one of (..., n), in one call of the kernel; None where it cannot take them."""
         if self._lowered is None:
             return None
 
-        def reference(z: Tensor, ctrl: Tensor, act: Tensor, wrench: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        def reference(z: Tensor, ctrl: Tensor, act: Tensor, wrench: Tensor | None) -> tuple[Tensor, ...]:
             warm, outs = warm_start, []
-            for now in ctrl.unbind(-2):
+            for now in [ctrl] if single else ctrl.unbind(-2):
                 outs.append(self._step(z, now, act, repeat, warm, wrench))
                 z, act, warm = outs[-1].out.z, outs[-1].act, outs[-1].out.solution.detach()
-            columns = zip(*((out.out.z, out.act, out.force, out.out.impulses) for out in outs), strict=True)
-            after, acts, force, impulses = (torch.stack(torch.broadcast_tensors(*column), dim=-2) for column in columns)
-            return after, acts, force, impulses
+            columns = [
+                torch.broadcast_tensors(*values) for values in zip(*((o.out.z, o.act, o.force, o.out.impulses) for o in outs), strict=True)
+            ]
+            return tuple(column[0] if single else torch.stack(column, dim=-2) for column in columns)
 
-        return self._lowered.periods(reference, z, ctrl, act, repeat=check_repeat(repeat), warm_start=warm_start, wrench=wrench)
+        return self._lowered.periods(reference, (z, ctrl, act, wrench, warm_start), check_repeat(repeat), single)
 
     def rollout(
         self,

@@ -28,20 +28,22 @@ from torchdojo.state.layout import TWIST_SIZE
 
 __all__ = ["DriveTable", "Driven", "Periods", "drive_table", "muscle_numbers", "periods"]
 
+Given = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]  # z, controls, activations, wrench, warm start
 #: The same periods by PyTorch, of z, ctrl, act and wrench: states, activations, forces and impulses of periods.
-Reference = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+Reference = Callable[..., tuple[Tensor, ...]]
 
 
 class DriveTable(NamedTuple):
     """Drives as the kernel reads them.
 
     rows: int32, rows `DRIVE`. values: (N or 1, drives · numbers), `DRIVE_NUMBERS` of each drive. batch: their batch dimensions.
-    activations: how many there are. pushes: whether some drive acts at a site.
+    count, activations: how many drives and activations there are. pushes: whether some drive acts at a site.
     """
 
     rows: Tensor
     values: Tensor
     batch: torch.Size
+    count: int
     activations: int
     pushes: bool
 
@@ -54,7 +56,7 @@ class DriveTable(NamedTuple):
 
 
 class Periods(NamedTuple):
-    """P periods of environments (...): states (..., P, 13 nb) and activations (..., P, na) after each, forces (..., P, n) of the first step
+    """P periods of environments (...), or one without its dimension: states (..., P, 13 nb) and activations (..., P, na) after each, forces (..., P, n) of the first step
     of each, impulses (..., P, ni), status, iterations and substeps (..., P), and the last solution (..., num_unknowns)."""
 
     z: Tensor
@@ -109,44 +111,40 @@ def drive_table(rows: Sequence[dict[str, int]], numbers: Sequence[dict[str, Tens
                 pieces.append(torch.nn.functional.pad(given, (0, count - given.shape[-1])).expand(*batch, count))
         values = torch.cat(pieces, dim=-1).reshape(batch.numel(), -1).contiguous()
     pushes = any(bool(own["push"].any() or own["turn"].any()) for own in numbers if "push" in own)
-    return DriveTable(table, values, batch, activations, pushes)
+    return DriveTable(table, values, batch, len(entries), activations, pushes)
 
 
 class _Call:
-    """The tensors and structures of a call of the kernel."""
+    """The tensors and structures of a call of the kernel. Controls (..., n) are those of one period, (..., P, n) those of many."""
 
-    def __init__(
-        self,
-        program: Program,
-        request: Request,
-        parameters: Parameters,
-        table: DriveTable,
-        given: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
-    ) -> None:
+    def __init__(self, program: Program, request: Request, parameters: Parameters, table: DriveTable, given: Given, single: bool) -> None:
         z, ctrl, act, wrench, warm = given
-        shapes = [z.shape[:-1], ctrl.shape[:-2], act.shape[:-1], parameters.batch, table.batch]
+        inner = 1 if single else 2  # dimensions of controls behind those of the batch
+        shapes = [z.shape[:-1], ctrl.shape[:-inner], act.shape[:-1], parameters.batch, table.batch]
         if wrench is not None:
             shapes.append(wrench.shape[:-1])
         batch = shapes[0]
         if not all(shape == batch or not shape for shape in shapes):
             batch = broadcast_shapes(*shapes)
-        self.batch, self.periods, self.steps = batch, ctrl.shape[-2], ctrl.shape[-2] * request.repeat
+        self.batch, self.periods = batch, 1 if single else ctrl.shape[-2]
+        self.steps = self.periods * request.repeat
         self.packed = parameters.packed if parameters.shared else parameters.rows(batch)[1]
         self.options, self.kernel = kernel_options(request, torch.get_num_threads()), kernel_library()
 
         def flat(tensor: Tensor, ndim: int = 1) -> Tensor:
-            places = tensor.ndim - ndim
-            return (tensor if tensor.shape[:places] == batch else tensor.expand(*batch, *tensor.shape[places:])).contiguous()
+            shape = tensor.shape
+            places = len(shape) - ndim
+            return (tensor if shape[:places] == batch else tensor.expand(*batch, *shape[places:])).contiguous()
 
-        self.given = flat(z), flat(ctrl, 2), flat(act), None if wrench is None else flat(wrench), None if warm is None else flat(warm)
+        self.given = flat(z), flat(ctrl, inner), flat(act), None if wrench is None else flat(wrench), None if warm is None else flat(warm)
         self.values, values = table.spread(batch), self.packed.values
         self.drives: Any = calls.Drives(
-            drives=len(table.rows),
+            drives=table.count,
             activations=table.activations,
             pushes=table.pushes,
             table=table.rows.data_ptr(),
             values=self.values.data_ptr(),
-            stride=self.values.shape[1] if len(self.values) > 1 else 0,
+            stride=self.values.shape[1] if self.values.shape[0] > 1 else 0,
             start=self.given[2].data_ptr(),
         )
         self.arguments: Any = calls.Rollout(
@@ -154,7 +152,7 @@ class _Call:
             steps=self.steps,
             repeat=request.repeat,
             parameters=values.data_ptr(),
-            parameter_stride=values.shape[1] if len(values) > 1 else 0,
+            parameter_stride=values.shape[1] if values.shape[0] > 1 else 0,
             z0=self.given[0].data_ptr(),
             z0_stride=z.shape[-1],
             u=self.given[1].data_ptr(),
@@ -163,10 +161,10 @@ class _Call:
             warm=_address(self.given[4]),
         )
 
-    def into(self, z: Tensor, act: Tensor, w: Tensor, counts: Sequence[Tensor]) -> None:
-        """Results go into z, act and counts (..., S, ·), and into w (..., S or 1, ·)."""
-        arguments, stored = self.arguments, z.shape[-2]
-        arguments.every, arguments.w_steps = self.steps // stored, w.shape[-2]
+    def into(self, z: Tensor, act: Tensor, w: Tensor, counts: Sequence[Tensor], stored: int, solutions: int) -> None:
+        """Results of `stored` steps or periods go into z, act and counts, and as many `solutions` into w."""
+        arguments = self.arguments
+        arguments.every, arguments.w_steps = self.steps // stored, solutions
         arguments.z, arguments.z_stride, arguments.w = z.data_ptr(), stored * z.shape[-1], w.data_ptr()
         arguments.status, arguments.iterations, arguments.substeps = [count.data_ptr() for count in counts]
         self.drives.act = act.data_ptr()
@@ -185,49 +183,45 @@ def periods(
     parameters: Parameters,
     table: DriveTable,
     reference: Reference,
-    z: Tensor,
-    ctrl: Tensor,
-    act: Tensor,
-    wrench: Tensor | None,
-    warm: Tensor | None,
+    given: Given,
+    single: bool,
 ) -> Periods:
-    """The P periods of controls ctrl (..., P, n) from z (..., 13 nb) and act (..., na), with a graph where one is wanted."""
-    given = z, ctrl, act, wrench
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
-        return Periods(*Driven.apply(program, request, parameters, table, reference, warm, *given))
-    return _taken(program, request, parameters, table, (*given, warm), False)[0]
+    """The period of controls ctrl (..., n), or the P periods of (..., P, n), with a graph where one is wanted.
+
+    Args:
+        given: z (..., 13 nb), ctrl, act (..., na), wrench (..., 6 nb) or None, and a warm start or None. single: whether it is one period.
+    """
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given[:4]):
+        return Periods(*Driven.apply(program, request, parameters, table, reference, single, given[4], *given[:4]))
+    return _taken(program, request, parameters, table, given, single)
 
 
-def _taken(
-    program: Program, request: Request, parameters: Parameters, table: DriveTable, given: Any, keep: bool
-) -> tuple[Periods, tuple[Tensor, ...]]:
-    """The periods, and where they are kept the states, activations, inputs, solutions, status and substeps of all steps."""
-    call, z = _Call(program, request, parameters, table, given), given[0]
-    new, batch, repeat = memory.allocator(z), call.batch, request.repeat
-    stored = call.steps if keep else call.periods
-    states, acts = new((*batch, stored, z.shape[-1])), new((*batch, stored, table.activations))
-    w = new((*batch, stored if keep else 1, program.num_unknowns))
-    counts = [new((*batch, stored), dtype=torch.int64) for _ in range(3)]
-    force, impulses = new((*batch, call.periods, len(table.rows))), new((*batch, call.periods, program.num_impulses))
-    call.into(states, acts, w, counts)
-    inputs = new((*batch, call.steps if keep else 0, program.num_inputs))
+def _check(program: Program, request: Request, parameters: Parameters, call: _Call, status: Tensor) -> None:
+    """Raise what the status asks for."""
+    if status.numel() and (status if status.ndim == 0 else status.max()).item():
+        z, pushed = call.given[0], call.given[3]
+        pushed = z.new_zeros(TWIST_SIZE * program.num_bodies) if pushed is None else pushed
+        problem, _ = flat_problem(program, request, parameters.tensors, parameters, z, z.new_zeros(1, program.num_inputs), pushed, None)
+        check_status(problem, status.reshape(*call.batch, -1))
+
+
+def _taken(program: Program, request: Request, parameters: Parameters, table: DriveTable, given: Given, single: bool) -> Periods:
+    """The periods without a graph."""
+    call, z = _Call(program, request, parameters, table, given, single), given[0]
+    new, batch = memory.allocator(z), call.batch
+    lead = batch if single else (*batch, call.periods)
+    states, acts, w = new((*lead, z.shape[-1])), new((*lead, table.activations)), new((*batch, program.num_unknowns))
+    force, impulses = new((*lead, table.count)), new((*lead, program.num_impulses))
+    counts = [new(lead, dtype=torch.int64) for _ in range(3)]
+    call.into(states, acts, w, counts, call.periods, 1)
     call.arguments.impulses, call.drives.force = impulses.data_ptr(), force.data_ptr()
-    call.drives.inputs = inputs.data_ptr() if keep else None
     call.call(call.kernel.td_rollout)
-    if counts[0].numel() and counts[0].max().item():
-        pushed = z.new_zeros(TWIST_SIZE * program.num_bodies) if given[3] is None else given[3]
-        blank = z.new_zeros(1, program.num_inputs)
-        problem, _ = flat_problem(program, request, parameters.tensors, parameters, z.expand(*batch, z.shape[-1]), blank, pushed, None)
-        check_status(problem, counts[0])
-    saved = states, acts, inputs, w, counts[0], counts[2]
-    if keep and repeat > 1:
-        states, acts = states[..., repeat - 1 :: repeat, :], acts[..., repeat - 1 :: repeat, :]
-        counts = list(totals(*(count.unflatten(-1, (-1, repeat)) for count in counts)))
-    return Periods(states, acts, force, impulses, *counts, w[..., -1, :]), saved
+    _check(program, request, parameters, call, counts[0])
+    return Periods(states, acts, force, impulses, *counts, w)
 
 
 class Driven(torch.autograd.Function):
-    """(program, request, parameters, table, reference, warm, z, ctrl, act, wrench) -> the fields of `Periods`."""
+    """(program, request, parameters, table, reference, single, warm, z, ctrl, act, wrench) -> the fields of `Periods`."""
 
     @staticmethod
     def forward(
@@ -237,36 +231,55 @@ class Driven(torch.autograd.Function):
         parameters: Parameters,
         table: DriveTable,
         reference: Reference,
+        single: bool,
         warm: Tensor | None,
-        *given: Tensor | None,
+        z: Tensor,
+        ctrl: Tensor,
+        act: Tensor,
+        wrench: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        out, saved = _taken(program, request, parameters, table, (*given, warm), True)
-        ctx.held = program, request, parameters, table, reference
-        ctx.save_for_backward(*given, *saved)
+        call = _Call(program, request, parameters, table, (z, ctrl, act, wrench, warm), single)
+        new, lead, repeat = memory.allocator(z), (*call.batch, call.steps), request.repeat
+        states, acts, w = new((*lead, z.shape[-1])), new((*lead, table.activations)), new((*lead, program.num_unknowns))
+        inputs, counts = new((*lead, program.num_inputs)), [new(lead, dtype=torch.int64) for _ in range(3)]
+        force, impulses = (new((*call.batch, call.periods, count)) for count in (table.count, program.num_impulses))
+        call.into(states, acts, w, counts, call.steps, call.steps)
+        call.arguments.impulses, call.drives.force, call.drives.inputs = impulses.data_ptr(), force.data_ptr(), inputs.data_ptr()
+        call.call(call.kernel.td_rollout)
+        _check(program, request, parameters, call, counts[0])
+        ctx.held = program, request, parameters, table, reference, single
+        ctx.save_for_backward(z, ctrl, act, wrench, states, acts, inputs, w, counts[0], counts[2])
         ctx.set_materialize_grads(False)
         # Backward keeps the states of all steps, and callers may write to theirs.
-        out = out._replace(z=out.z.clone(), act=out.act.clone(), solution=out.solution.clone())
-        ctx.mark_non_differentiable(out.status, out.iterations, out.substeps, out.solution)
-        return tuple(out)
+        after, now = (value[..., repeat - 1 :: repeat, :].clone() for value in (states, acts))
+        totaled = counts if repeat == 1 else list(totals(*(count.unflatten(-1, (-1, repeat)) for count in counts)))
+        if single:
+            after, now, force, impulses = (value.squeeze(-2) for value in (after, now, force, impulses))
+            totaled = [count.squeeze(-1) for count in totaled]
+        solution = w[..., -1, :].clone()
+        ctx.mark_non_differentiable(*totaled, solution)
+        return after, now, force, impulses, *totaled, solution
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        needs, grads = ctx.needs_input_grad[6:], grads[:4]
+        needs, grads = ctx.needs_input_grad[7:], grads[:4]
         z, ctrl, act, wrench, states, acts, inputs, w, status, substeps = ctx.saved_tensors
         if all(grad is None for grad in grads):
-            return (None,) * 10
+            return (None,) * 11
+        program, request, parameters, table, reference, single = ctx.held
         if torch.is_grad_enabled() or transforming():
-            return *(None,) * 6, *_by_reference(ctx.held[4], needs, grads, (z, ctrl, act, wrench))
-        program, request, parameters, table, _ = ctx.held
-        call = _Call(program, request, parameters, table, (z, ctrl, act, wrench, None))
-        call.into(states, acts, w, (status, substeps, substeps))
+            return *(None,) * 7, *_by_reference(reference, needs, grads, (z, ctrl, act, wrench))
+        call = _Call(program, request, parameters, table, (z, ctrl, act, wrench, None), single)
+        call.into(states, acts, w, (status, substeps, substeps), call.steps, call.steps)
         call.drives.inputs = inputs.data_ptr()
         batch = call.batch
+        if single:
+            grads = tuple(None if grad is None else grad.unsqueeze(-2) for grad in grads)
         grad_z, grad_act = (_of_steps(grad, of, request.repeat) for grad, of in ((grads[0], states), (grads[1], acts)))
         grad_z = torch.zeros_like(states) if grad_z is None else grad_z
         grad_force, grad_impulses = (None if grad is None else grad.contiguous() for grad in grads[2:])
         by_z, by_act, by_ctrl = z.new_empty(*batch, z.shape[-1]), act.new_empty(*batch, act.shape[-1]), torch.zeros_like(call.given[1])
-        by_wrench = wrench.new_empty(*batch, wrench.shape[-1]) if needs[3] else None
+        by_wrench = z.new_empty(*batch, wrench.shape[-1]) if needs[3] else None
         call.drives.grad_act, call.drives.grad_force, call.drives.by_start = _address(grad_act), _address(grad_force), by_act.data_ptr()
         gradient = calls.Gradient(
             grad_z=grad_z.data_ptr(),
@@ -278,7 +291,7 @@ class Driven(torch.autograd.Function):
         )
         call.call(call.kernel.td_rollout_adjoint, ctypes.byref(gradient))
         results = zip((by_z, by_ctrl, by_act, by_wrench), (z, ctrl, act, wrench), needs, strict=True)
-        return *(None,) * 6, *(grad.sum_to_size(value.shape) if need else None for grad, value, need in results)
+        return *(None,) * 7, *(grad.sum_to_size(value.shape) if need else None for grad, value, need in results)
 
 
 def _of_steps(grad: Tensor | None, steps: Tensor, repeat: int) -> Tensor | None:
