@@ -367,7 +367,7 @@ class Drives:
     def _periods(
         self, z: Tensor, ctrl: Tensor, act: Tensor, repeat: int, warm_start: Tensor | None, wrench: Tensor | None, *, single: bool = False
     ) -> Periods | None:
-        """The periods of controls (..., P, n), or the `single` one of (..., n), in one call of the kernel; None where it cannot take them."""
+        """The periods of controls (..., P, n), or the `single` one of (..., n), by the kernel; None where it cannot take them."""
         if self._lowered is None:
             return None
 

@@ -48,6 +48,7 @@ STRUCTS: dict[str, dict[str, str]] = {
         "act": "double *",  # and after the S stored ones, (N, S, na)
         "force": "double *",  # of the first step of each period, (N, P, drives)
         "inputs": "double *",  # of all steps, (N, T, nu), as gradients need them; or null
+        "wrenches": "double *",  # the same of all forces and torques, (N, T, 6 nb); null where no drive acts at a site
         "grad_act": "const double *",  # (N, T, na), or null
         "grad_force": "const double *",  # (N, P, drives), or null
         "by_start": "double *",  # (N, na)

@@ -56,8 +56,11 @@ class DriveTable(NamedTuple):
 
 
 class Periods(NamedTuple):
-    """P periods of environments (...), or one without its dimension: states (..., P, 13 nb) and activations (..., P, na) after each, forces (..., P, n) of the first step
-    of each, impulses (..., P, ni), status, iterations and substeps (..., P), and the last solution (..., num_unknowns)."""
+    """P periods of environments (...), or one without its dimension.
+
+    z: (..., P, 13 nb) and act: (..., P, na) after each. force: (..., P, n) of the first step of each. impulses: (..., P, ni).
+    status, iterations, substeps: (..., P). solution: (..., num_unknowns) of the last step.
+    """
 
     z: Tensor
     act: Tensor
@@ -245,10 +248,12 @@ class Driven(torch.autograd.Function):
         force, impulses = (new((*call.batch, call.periods, count)) for count in (table.count, program.num_impulses))
         call.into(states, acts, w, counts, call.steps, call.steps)
         call.arguments.impulses, call.drives.force, call.drives.inputs = impulses.data_ptr(), force.data_ptr(), inputs.data_ptr()
+        wrenches = new((*lead, TWIST_SIZE * program.num_bodies if table.pushes else 0))
+        call.drives.wrenches = wrenches.data_ptr() if table.pushes else None
         call.call(call.kernel.td_rollout)
         _check(program, request, parameters, call, counts[0])
         ctx.held = program, request, parameters, table, reference, single
-        ctx.save_for_backward(z, ctrl, act, wrench, states, acts, inputs, w, counts[0], counts[2])
+        ctx.save_for_backward(z, ctrl, act, wrench, states, acts, inputs, wrenches, w, counts[0], counts[2])
         ctx.set_materialize_grads(False)
         # Backward keeps the states of all steps, and callers may write to theirs.
         after, now = (value[..., repeat - 1 :: repeat, :].clone() for value in (states, acts))
@@ -263,7 +268,7 @@ class Driven(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         needs, grads = ctx.needs_input_grad[7:], grads[:4]
-        z, ctrl, act, wrench, states, acts, inputs, w, status, substeps = ctx.saved_tensors
+        z, ctrl, act, wrench, states, acts, inputs, wrenches, w, status, substeps = ctx.saved_tensors
         if all(grad is None for grad in grads):
             return (None,) * 11
         program, request, parameters, table, reference, single = ctx.held
@@ -271,7 +276,7 @@ class Driven(torch.autograd.Function):
             return *(None,) * 7, *_by_reference(reference, needs, grads, (z, ctrl, act, wrench))
         call = _Call(program, request, parameters, table, (z, ctrl, act, wrench, None), single)
         call.into(states, acts, w, (status, substeps, substeps), call.steps, call.steps)
-        call.drives.inputs = inputs.data_ptr()
+        call.drives.inputs, call.drives.wrenches = inputs.data_ptr(), wrenches.data_ptr() if table.pushes else None
         batch = call.batch
         if single:
             grads = tuple(None if grad is None else grad.unsqueeze(-2) for grad in grads)

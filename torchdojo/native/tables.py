@@ -18,6 +18,7 @@ from torchdojo.elements.near_contact import NearContact
 from torchdojo.geometry import distance, ellipsoids, near_terms, pairs
 from torchdojo.gradients import checks, hard_limit
 from torchdojo.native.drive_kinds import DriveDynamics, DriveTarget
+from torchdojo.native.layouts import numbers, place, row, size
 from torchdojo.solver import continuation, interior_point, kkt, path_newton, solution, speed, start_level
 from torchdojo.solver.options import GradientMode, Status
 from torchdojo.state import layout
@@ -302,33 +303,7 @@ TABLES: dict[str, tuple[np.dtype, str]] = {
 }
 
 
-def row(dtype: np.dtype, **values: object) -> tuple:
-    """One row, field by field: every field once, and no other."""
-    assert dtype.names is not None
-    if values.keys() != set(dtype.names):
-        raise TypeError(f"fields {sorted(values)} of a row that has {sorted(dtype.names)}")
-    return tuple(values[name] for name in dtype.names)
-
-
 # -- packed parameters -------------------------------------------------------------------------------------------------------------------
-
-
-def numbers(layout: np.dtype | None = None, /, **sizes: int | np.dtype) -> np.dtype:
-    """Fields of float64 behind the fields of a layout. Each has a count of numbers, or a layout of its own."""
-    fields: list[tuple] = [] if layout is None else [(name, layout[name]) for name in layout.names or ()]
-    fields += [(name, np.float64, (kind,)) if isinstance(kind, int) else (name, kind) for name, kind in sizes.items()]
-    return np.dtype(fields)
-
-
-def place(layout: np.dtype, name: str) -> int:
-    """Count of numbers in front of a field."""
-    assert layout.fields is not None
-    return layout.fields[name][1] // 8
-
-
-def size(layout: np.dtype) -> int:
-    """Count of numbers in all fields."""
-    return layout.itemsize // 8
 
 
 # The packed parameters of one environment: the globals, then bodies, joints, limits and frictions of joints, contacts, couplings.

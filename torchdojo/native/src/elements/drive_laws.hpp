@@ -1,9 +1,9 @@
-// Laws of drives with their derivatives: how an activation follows its control, and curves of muscles (elements/actuator_laws.py).
+// Laws of drives with their derivatives, in lanes: how an activation follows its control, and curves of muscles (elements/actuator_laws.py).
 #pragma once
 
-#include <algorithm>
 #include <cmath>
 
+#include "base/math.hpp"
 #include "torchdojo_tables.hpp"
 
 namespace torchdojo::drive_laws {
@@ -11,94 +11,102 @@ namespace torchdojo::drive_laws {
 constexpr double smallest = 1e-15;  // no number that divides is smaller
 
 // A value and its derivatives by two arguments.
+template <class T>
 struct Slopes {
-    double value, first, second;
+    T value, first, second;
 };
 
-inline double clip(double x, const double *range) { return x < range[0] ? range[0] : x > range[1] ? range[1] : x; }
-inline bool inside(double x, const double *range) { return x >= range[0] && x <= range[1]; }
-inline double above(double x) { return std::max(x, smallest); }
+template <class T>
+struct Range {
+    T low, high;
+    TD_INLINE T clip(const T &x) const { return select(x < low, low, select(x > high, high, x)); }
+    // 1 inside of the range, ends included, else 0
+    TD_INLINE T inside(const T &x) const {
+        const T one = broadcast<T>(1.0);
+        return select(x >= low, select(x <= high, one, T{}), T{});
+    }
+};
+template <class T>
+TD_INLINE Range<T> unit() {
+    return {T{}, broadcast<T>(1.0)};
+}
+template <class T>
+TD_INLINE T above(const T &x) {
+    return max(x, broadcast<T>(smallest));
+}
 
 // ȧ of a muscle, by its control and its activation. numbers: time constants of activation and deactivation, width of the switch.
-inline Slopes muscle_rate(double control, double act, const double *numbers) {
-    constexpr double unit[2] = {0.0, 1.0};
-    const double scale = 0.5 + 1.5 * clip(act, unit), by_act = inside(act, unit) ? 1.5 : 0.0, by_control = inside(control, unit);
-    const double excess = clip(control, unit) - act, width = numbers[2];
-    const double rise = numbers[0] * scale, fall = numbers[1] / scale, rise_by = numbers[0] * by_act, fall_by = -fall / scale * by_act;
-    double constant, constant_by_control = 0.0, constant_by_act;
-    if (width < smallest) {
-        constant = excess > 0.0 ? rise : fall, constant_by_act = excess > 0.0 ? rise_by : fall_by;
-    } else {
-        const double x = excess / width + 0.5, s = clip(x, unit), share = s * s * s * (3.0 * s * (2.0 * s - 5.0) + 10.0);
-        const double slope = inside(x, unit) ? 30.0 * s * s * (s - 1.0) * (s - 1.0) * (rise - fall) / width : 0.0;
-        constant = fall + (rise - fall) * share;
-        constant_by_control = slope * by_control;
-        constant_by_act = fall_by + (rise_by - fall_by) * share - slope;
+template <class T>
+Slopes<T> muscle_rate(const T &control, const T &act, const T *numbers) {
+    const Range<T> range = unit<T>();
+    const T scale = 0.5 + 1.5 * range.clip(act), by_act = 1.5 * range.inside(act), by_control = range.inside(control);
+    const T excess = range.clip(control) - act, &width = numbers[2];
+    const T rise = numbers[0] * scale, inverse_scale = 1.0 / scale, fall = numbers[1] * inverse_scale;
+    const T rise_by = numbers[0] * by_act, fall_by = -fall * inverse_scale * by_act;
+    const Mask<T> hard = width<broadcast<T>(smallest), up = excess> T{};
+    T constant = select(up, rise, fall), constant_by_act = select(up, rise_by, fall_by), constant_by_control{};
+    if (any(negate(hard))) {
+        const T inverse = 1.0 / select(hard, broadcast<T>(1.0), width), x = excess * inverse + 0.5, s = range.clip(x);
+        const T share = s * s * s * (3.0 * s * (2.0 * s - 5.0) + 10.0);
+        const T slope = range.inside(x) * 30.0 * s * s * (s - 1.0) * (s - 1.0) * (rise - fall) * inverse;
+        constant = select(hard, constant, fall + (rise - fall) * share);
+        constant_by_control = select(hard, T{}, slope * by_control);
+        constant_by_act = select(hard, constant_by_act, fall_by + (rise_by - fall_by) * share - slope);
     }
-    const double inverse = 1.0 / above(constant), bend = constant >= smallest ? -excess * inverse * inverse : 0.0;
-    return {excess * inverse, by_control * inverse + bend * constant_by_control, -inverse + bend * constant_by_act};
+    const T inverse = 1.0 / above(constant), bend = select(constant >= broadcast<T>(smallest), -(excess * inverse * inverse), T{});
+    return {excess * inverse, by_control * inverse + bend * constant_by_control, bend * constant_by_act - inverse};
 }
 
 // The activation one step later, by the control and the activation, before it is clipped.
-inline Slopes advance(int kind, double control, double act, const double *numbers, double h) {
+template <class T>
+Slopes<T> advance(int kind, const T &control, const T &act, const T *numbers, const T &h) {
+    const auto follow = [&](const T &share) { return Slopes<T>{act + share * (control - act), share, 1.0 - share}; };
     switch (kind) {
-        case drive_dynamics::integrator: return {act + h * control, h, 1.0};
-        case drive_dynamics::filter: {
-            const double share = h / above(numbers[0]);
-            return {act + share * (control - act), share, 1.0 - share};
-        }
-        case drive_dynamics::filterexact: {
-            const double share = -std::expm1(-h / above(numbers[0]));
-            return {act + share * (control - act), share, 1.0 - share};
-        }
+        case drive_dynamics::integrator: return {act + h * control, h, broadcast<T>(1.0)};
+        case drive_dynamics::filter: return follow(h / above(numbers[0]));
+        case drive_dynamics::filterexact: return follow(each_lane([](double x) { return -std::expm1(x); }, T(-h / above(numbers[0]))));
         default: {
-            const Slopes rate = muscle_rate(control, act, numbers);
+            const Slopes<T> rate = muscle_rate(control, act, numbers);
             return {act + h * rate.value, h * rate.first, 1.0 + h * rate.second};
         }
     }
 }
 
 // Active force of a muscle per activation, by length and velocity. numbers: `muscle_gain`.
-inline Slopes muscle_gain_of(double length, double velocity, const double *p) {
+template <class T>
+Slopes<T> muscle_gain_of(const T &length, const T &velocity, const T *p) {
     using namespace muscle_gain;
-    const double n = p[low] + (length - p[shortest]) * p[per_length], speed = velocity * p[per_speed];
-    double by_speed, speed_slope;
-    if (speed <= 0.0) {
-        const double left = std::max(speed + 1.0, 0.0);
-        by_speed = left * left, speed_slope = 2.0 * left;
-    } else {
-        const double left = std::max(p[fvmax] - 1.0 - speed, 0.0);
-        by_speed = p[fvmax] - left * left * p[per_yield], speed_slope = 2.0 * left * p[per_yield];
-    }
-    double by_length = 0.0, length_slope = 0.0;
-    const auto parabola = [&](double from, double inverse, double start, double sign) {
-        const double x = (n - from) * inverse;
-        by_length = start + sign * 0.5 * x * x, length_slope = sign * x * inverse;
-    };
-    if (n < p[lmin]) by_length = 0.0;
-    else if (n <= p[left_bend]) parabola(p[lmin], p[per_left], 0.0, 1.0);
-    else if (n <= 1.0) parabola(1.0, p[per_rise], 1.0, -1.0);
-    else if (n <= p[right_bend]) parabola(1.0, p[per_fall], 1.0, -1.0);
-    else if (n <= p[lmax]) parabola(p[lmax], p[per_right], 0.0, 1.0);
-    const double pull = -p[peak];
+    const T n = p[low] + (length - p[shortest]) * p[per_length], speed = velocity * p[per_speed];
+    const T slow = max(speed + 1.0, T{}), yielding = max(p[fvmax] - 1.0 - speed, T{});
+    const Mask<T> shortens = speed <= T{};
+    const T by_speed = select(shortens, slow * slow, p[fvmax] - yielding * yielding * p[per_yield]);
+    const T speed_slope = 2.0 * select(shortens, slow, yielding * p[per_yield]);
+    // Four parabolas between bends, start ± x²/2 with x = (n − from)/width.
+    const T one = broadcast<T>(1.0);
+    const Mask<T> left = n <= p[left_bend], middle = n <= one, right = n <= p[right_bend];
+    const Mask<T> up = select_mask(left, left, select_mask(right, Mask<T>{}, negate(Mask<T>{})));  // the outer ones open upwards
+    const T from = select(left, p[lmin], select(right, one, p[lmax]));
+    const T inverse = select(left, p[per_left], select(middle, p[per_rise], select(right, p[per_fall], p[per_right])));
+    const T x = (n - from) * inverse, half = 0.5 * x * x;
+    const T reaches = select(n >= p[lmin], select(n <= p[lmax], one, T{}), T{});
+    const T by_length = reaches * select(up, half, 1.0 - half), length_slope = reaches * select(up, x, -x) * inverse;
+    const T pull = -p[peak];
     return {pull * by_length * by_speed, pull * by_speed * length_slope * p[per_length], pull * by_length * speed_slope * p[per_speed]};
 }
 
 // Passive force of a muscle, by its length. numbers: `muscle_bias`.
-inline Slopes muscle_bias_of(double length, const double *p) {
+template <class T>
+Slopes<T> muscle_bias_of(const T &length, const T *p) {
     using namespace muscle_bias;
-    const double n = p[low] + (length - p[shortest]) * p[per_length];
-    double curve, slope;
-    if (n <= p[right_bend]) {
-        const double x = std::max(n - 1.0, 0.0) * p[per_width];
-        curve = 0.5 * x * x, slope = x * p[per_width];
-    } else {
-        curve = 0.5 + (n - p[right_bend]) * p[per_width], slope = p[per_width];
-    }
-    return {-p[peak] * curve, -p[peak] * slope * p[per_length], 0.0};
+    const T n = p[low] + (length - p[shortest]) * p[per_length], x = max(n - 1.0, T{}) * p[per_width];
+    const Mask<T> bends = n <= p[right_bend];
+    const T curve = select(bends, 0.5 * x * x, 0.5 + (n - p[right_bend]) * p[per_width]);
+    const T slope = select(bends, x * p[per_width], p[per_width]);
+    return {-(p[peak] * curve), -(p[peak] * slope * p[per_length]), T{}};
 }
 
-inline Slopes affine(double length, double velocity, const double *numbers) {
+template <class T>
+TD_INLINE Slopes<T> affine(const T &length, const T &velocity, const T *numbers) {
     return {numbers[0] + numbers[1] * length + numbers[2] * velocity, numbers[1], numbers[2]};
 }
 

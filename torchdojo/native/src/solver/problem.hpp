@@ -35,8 +35,8 @@ struct Problem {
     explicit Problem(const MechanismTable &m)
         : mechanism(m), parameters(m.num_parameters), z(state_size * m.num_bodies), u(m.num_inputs), wrench(6 * m.num_bodies),
           bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), laws(m.num_contacts), free(m.num_free_data),
-          joint_cones(m.num_joint_cones), pairs(m.num_pairs), couples(m.num_couples), couplings(m.num_couplings), tendons(m.num_tendons), pulls(m.num_tendon_bodies), residual(m.num_unknowns),
-          values(m.schedule.num_values) {
+          joint_cones(m.num_joint_cones), pairs(m.num_pairs), couples(m.num_couples), couplings(m.num_couplings), tendons(m.num_tendons),
+          pulls(m.num_tendon_bodies), residual(m.num_unknowns), values(m.schedule.num_values) {
         BodyPose<T> origin{};
         origin.q.w = broadcast<T>(1.0);
         origin.R = rotation_matrix(origin.q);
