@@ -72,4 +72,16 @@ TD_INLINE Tangent<T, R> sqrt(const Tangent<T, R> &a) {
     return {root, select(root > T{}, 0.5 / root, T{}) * a.d};
 }
 
+// As `root` and `inverse_of` of scalars.
+template <class T, class R>
+TD_INLINE Tangent<T, R> root(const Tangent<T, R> &a) {
+    const T root_ = root(a.v);
+    return {root_, (0.5 * inverse_of(root_)) * a.d};
+}
+template <class T, class R>
+TD_INLINE Tangent<T, R> inverse_of(const Tangent<T, R> &a) {
+    const T inverse = inverse_of(a.v);
+    return {inverse, -(inverse * inverse) * a.d};
+}
+
 }  // namespace torchdojo

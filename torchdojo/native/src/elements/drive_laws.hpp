@@ -41,19 +41,19 @@ Slopes<T> muscle_rate(const T &control, const T &act, const T *numbers) {
     const Range<T> range = unit<T>();
     const T scale = 0.5 + 1.5 * range.clip(act), by_act = 1.5 * range.inside(act), by_control = range.inside(control);
     const T excess = range.clip(control) - act, &width = numbers[2];
-    const T rise = numbers[0] * scale, inverse_scale = 1.0 / scale, fall = numbers[1] * inverse_scale;
+    const T rise = numbers[0] * scale, inverse_scale = inverse_of(scale), fall = numbers[1] * inverse_scale;
     const T rise_by = numbers[0] * by_act, fall_by = -fall * inverse_scale * by_act;
     const Mask<T> hard = width<broadcast<T>(smallest), up = excess> T{};
     T constant = select(up, rise, fall), constant_by_act = select(up, rise_by, fall_by), constant_by_control{};
     if (any(negate(hard))) {
-        const T inverse = 1.0 / select(hard, broadcast<T>(1.0), width), x = excess * inverse + 0.5, s = range.clip(x);
+        const T inverse = inverse_of(select(hard, broadcast<T>(1.0), width)), x = excess * inverse + 0.5, s = range.clip(x);
         const T share = s * s * s * (3.0 * s * (2.0 * s - 5.0) + 10.0);
         const T slope = range.inside(x) * 30.0 * s * s * (s - 1.0) * (s - 1.0) * (rise - fall) * inverse;
         constant = select(hard, constant, fall + (rise - fall) * share);
         constant_by_control = select(hard, T{}, slope * by_control);
         constant_by_act = select(hard, constant_by_act, fall_by + (rise_by - fall_by) * share - slope);
     }
-    const T inverse = 1.0 / above(constant), bend = select(constant >= broadcast<T>(smallest), -(excess * inverse * inverse), T{});
+    const T inverse = inverse_of(above(constant)), bend = select(constant >= broadcast<T>(smallest), -(excess * inverse * inverse), T{});
     return {excess * inverse, by_control * inverse + bend * constant_by_control, bend * constant_by_act - inverse};
 }
 
@@ -63,8 +63,9 @@ Slopes<T> advance(int kind, const T &control, const T &act, const T *numbers, co
     const auto follow = [&](const T &share) { return Slopes<T>{act + share * (control - act), share, 1.0 - share}; };
     switch (kind) {
         case drive_dynamics::integrator: return {act + h * control, h, broadcast<T>(1.0)};
-        case drive_dynamics::filter: return follow(h / above(numbers[0]));
-        case drive_dynamics::filterexact: return follow(each_lane([](double x) { return -std::expm1(x); }, T(-h / above(numbers[0]))));
+        case drive_dynamics::filter: return follow(quotient(h, above(numbers[0])));
+        case drive_dynamics::filterexact:
+            return follow(each_lane([](double x) { return -std::expm1(x); }, T(-quotient(h, above(numbers[0])))));
         default: {
             const Slopes<T> rate = muscle_rate(control, act, numbers);
             return {act + h * rate.value, h * rate.first, 1.0 + h * rate.second};

@@ -45,6 +45,7 @@ public:
     // For a call of the kernel. shared: the parameters of all environments, or null.
     void begin(const TdDrives &drives, const double *shared) {
         d = &drives, common = shared;
+        rates = std::any_of(rows_begin(), rows_end(), [](const rows::Drive &row) { return row.target == drive_target::joint; });
         ctrl.resize(drives.drives), act.resize(drives.activations), next.resize(drives.activations), force.resize(drives.drives);
         numbers.resize(size_t(drives.drives) * drive_number::size);
         for (int k = 0; shared && k < m.num_parameters; ++k) parameters[k] = broadcast<T>(shared[k]);
@@ -71,7 +72,7 @@ public:
         constexpr double nan = std::numeric_limits<double>::quiet_NaN();
         for (int lane = 0; lane < lanes<T>; ++lane) {
             if (!at.active[lane]) continue;
-            const bool fine = good(at, lane);
+            const bool fine = get_mask(good, lane);
             for (int k = 0; k < m.num_inputs; ++k) inputs[lane * m.num_inputs + k] = fine ? get(u[k], lane) : nan;
             for (int k = 0; d->pushes && k < nf; ++k) {
                 const double own = fine ? get(wrench[k], lane) : m.num_inputs ? 0.0 : nan;
@@ -132,7 +133,7 @@ public:
         for (int i = 0; i < m.num_bodies; ++i) bodies[i].store(gradients[i], &z[state_size * i]);
         const int nz = state_size * m.num_bodies;
         for (int lane = 0; lane < lanes<T>; ++lane) {
-            if (!at.active[lane] || !good(at, lane)) continue;
+            if (!at.active[lane] || !get_mask(good, lane)) continue;
             for (int k = 0; k < nz; ++k) grad_z[lane * nz + k] += get(z[k], lane);
             for (int64_t k = 0; k < d->drives; ++k) grad_ctrl[lane][k] += get(force[k], lane);
             for (int64_t k = 0; k < d->activations; ++k) by_act[lane * d->activations + k] = get(next[k], lane);
@@ -156,13 +157,11 @@ private:
     std::vector<StateGradient<T>> gradients;
     std::vector<T> z, parameters, u, wrench, ctrl, act, next, force, numbers;
     Pull<T> pulls[most_tendon_bodies] = {};  // of the tendon that was measured last
+    Mask<T> good{};  // lanes whose controls and activations are all finite
+    bool rates = false;  // whether some drive acts on a joint
 
     const rows::Drive *rows_begin() const { return reinterpret_cast<const rows::Drive *>(d->table); }
     const rows::Drive *rows_end() const { return rows_begin() + d->drives; }
-    bool good(const DrivenLanes<T> &at, int lane) const {
-        return all_finite(at.ctrl[lane], int(d->drives)) && all_finite(at.act[lane], int(d->activations));
-    }
-
     // Numbers of all lanes, a row each, side by side.
     static void gather(std::vector<T> &to, const double *rows, int count) {
         const double *from[lanes<T>];
@@ -178,7 +177,15 @@ private:
             for (int lane = 0; lane < lanes<T>; ++lane) from[lane] = d->values + at.environment[lane] * d->stride;
             interleave(from, numbers.size(), numbers.data());
         }
-        for (int i = 0; i < m.num_bodies; ++i) bodies[i].load(&z[state_size * i], parameters[parameter::timestep]);
+        T gaps{};  // x − x is zero for finite numbers alone
+        for (const T &x : ctrl) gaps += x - x;
+        for (const T &x : act) gaps += x - x;
+        good = gaps == T{};
+        for (int i = 0; i < m.num_bodies; ++i) {
+            const T *own = &z[state_size * i];
+            if (rates) bodies[i].load(own, parameters[parameter::timestep]);
+            else bodies[i].load_pose(own), bodies[i].v = load3(own + 3);
+        }
     }
 
     Vec3<T> omega(int body) const { return body == m.num_bodies ? Vec3<T>{} : load3(&z[state_size * body + 10]); }
@@ -244,7 +251,7 @@ private:
             const rows::Drive &row = *entry;
             const T *p = &numbers[size_t(row.number) * drive_number::size];
             const auto range = [&](int place) { return Range{p[place], p[place + 1]}; };
-            Law law{};
+            Law law;
             T length, velocity;
             measure(row, p, law, at, q, qd, length, velocity);
             const T *gain = p + drive_number::gain, *bias = p + drive_number::bias;

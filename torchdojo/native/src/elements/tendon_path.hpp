@@ -88,8 +88,7 @@ private:
     static S straight(const Vec3<S> &way, Vec3<S> &unit) {
         const auto v = values(way);
         const auto far = max(max(abs(v.x), abs(v.y)), abs(v.z)) >= broadcast<T>(constant::no_direction);
-        const S square = dot(way, way), distance = sqrt(select(far, square, S(broadcast<T>(1.0)))),
-                inverse = S(broadcast<T>(1.0)) / distance;
+        const S distance = root(select(far, dot(way, way), S(broadcast<T>(1.0)))), inverse = inverse_of(distance);
         const S none = S(T{});
         unit = {select(far, inverse * way.x, none), select(far, inverse * way.y, none), select(far, inverse * way.z, none)};
         return select(far, distance, none);
@@ -105,7 +104,7 @@ private:
             const Placed<S> &a = placed[part.start_body], &b = placed[part.end_body];
             const Vec3<S> p = lift<S>(parameters + part.start), q = lift<S>(parameters + part.end);
             const Vec3<S> start = a.point(p), end = b.point(q);
-            const S weight = part.divisor < 0 ? S(broadcast<T>(1.0)) : S(1.0 / parameters[part.divisor]);
+            const S weight = part.divisor < 0 ? S(broadcast<T>(1.0)) : S(inverse_of(parameters[part.divisor]));
             if (part.radius < 0) {
                 Vec3<S> unit;
                 total = total + weight * straight(end - start, unit);
