@@ -49,7 +49,8 @@ def strings_arm() -> td.Mechanism:
                 end = torch.tensor([-0.1, side * arm, 0.0])
             path = [td.Site(first, points[0]), td.Site(middle, points[1]), td.Site(last, end)]
             tendons[f"{joint}_{name}"] = td.SpatialTendon(path, actuated=True)
-    mech = td.Mechanism(dict(plain.bodies.items()), dict(plain.joints.items()), tendons=tendons, timestep=float(plain.timestep))
+    parts = dict(plain.bodies.items()), dict(plain.joints.items())
+    mech = td.Mechanism(*parts, tendons=tendons, timestep=float(plain.timestep), options=plain.options)
     drives = {name: td.Drive.muscle(tendon=name, lengths=(0.1, 0.45), force=MUSCLES[name.partition("_")[0]][1]) for name in tendons}
     mech.drives = td.Drives(mech, drives)
     return mech
