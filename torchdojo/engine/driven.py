@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -16,9 +17,6 @@ from torchdojo.native.drive_kinds import DriveDynamics, DriveTarget
 from torchdojo.native.step import differentiates
 from torchdojo.state.layout import TWIST_SIZE
 
-if TYPE_CHECKING:
-    from torchdojo.engine.drives import Drive, Drives
-
 __all__ = ["Lowered", "lower_drives"]
 
 #: Laws that the kernel has. A name of the tables that a user gave another law stays in PyTorch.
@@ -27,7 +25,15 @@ _FORCES = {name: FORCES[name] for name in ("affine", "muscle")}
 _INFINITE = -torch.inf, torch.inf
 
 
-def _curve(drive: Drive, part: str) -> Tensor:
+class Owner(Protocol):
+    """`Drives`: its mechanism, its drives by name, and the names of those with an activation."""
+
+    mech: Any
+    drives: Mapping[str, Any]
+    activated: tuple[str, ...]
+
+
+def _curve(drive: Any, part: str) -> Tensor:
     """Numbers of the gain or the bias: three, or those of the curves of a muscle."""
     numbers = numbers_of(getattr(drive, f"{part}_numbers"))
     if getattr(drive, part) != "muscle":
@@ -38,19 +44,25 @@ def _curve(drive: Drive, part: str) -> Tensor:
 class Lowered:
     """The drives of a mechanism as the kernel takes them.
 
-    table: None while numbers are tensors, which may change in place; then every call makes it anew. differs: whether one of them requires
-    grad, so that the laws stay in PyTorch.
+    constant: whether no number is a tensor, which may change in place. Then the table is kept, as long as sites stay where they are.
     """
 
-    def __init__(self, owner: Drives, constant: bool) -> None:
+    def __init__(self, owner: Owner, constant: bool) -> None:
         self._owner, self._program, self._constant = owner, cast(Any, None), constant
         self._table: driving.DriveTable | None = None
+        sites = [drive.site for drive in owner.drives.values() if drive is not None and drive.site is not None]
+        self._places = [place for site in sites for place in (site.position, site.orientation)]
+        self._kept: list[Tensor] = []
 
     def table(self) -> driving.DriveTable | None:
         """The table; None where numbers require grad."""
         program = self._owner.mech.backends.program
-        if self._table is None or program is not self._program or not self._constant:
+        if any(place.requires_grad for place in self._places):
+            return None
+        stays = program is self._program and self._constant and all(map(torch.equal, self._places, self._kept))
+        if self._table is None or not stays:
             self._program, self._table = program, self._lower(program)
+            self._kept = [place.detach().clone() for place in self._places]
         return self._table
 
     def _lower(self, program: Any) -> driving.DriveTable | None:
@@ -116,7 +128,7 @@ class Lowered:
         return driving.periods(backends.program, request, parameters, table, reference, (z, ctrl, act, wrench, warm), single)
 
 
-def lower_drives(owner: Drives, constant: bool) -> Lowered | None:
+def lower_drives(owner: Owner, constant: bool) -> Lowered | None:
     """The drives for the kernel; None where it lacks one of them: those of `mech.actuators`, and laws of one's own."""
     for drive in owner.drives.values():
         if drive is None:
