@@ -29,8 +29,10 @@ class Owner(Protocol):
     """`Drives`: its mechanism, its drives by name, and the names of those with an activation."""
 
     mech: Any
-    drives: Mapping[str, Any]
     activated: tuple[str, ...]
+
+    @property
+    def drives(self) -> Mapping[str, Any]: ...
 
 
 def _curve(drive: Any, part: str) -> Tensor:

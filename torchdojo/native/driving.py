@@ -37,13 +37,13 @@ class DriveTable(NamedTuple):
     """Drives as the kernel reads them.
 
     rows: int32, rows `DRIVE`. values: (N or 1, drives · numbers), `DRIVE_NUMBERS` of each drive. batch: their batch dimensions.
-    count, activations: how many drives and activations there are. pushes: whether some drive acts at a site.
+    drives, activations: how many there are. pushes: whether some drive acts at a site.
     """
 
     rows: Tensor
     values: Tensor
     batch: torch.Size
-    count: int
+    drives: int
     activations: int
     pushes: bool
 
@@ -142,7 +142,7 @@ class _Call:
         self.given = flat(z), flat(ctrl, inner), flat(act), None if wrench is None else flat(wrench), None if warm is None else flat(warm)
         self.values, values = table.spread(batch), self.packed.values
         self.drives: Any = calls.Drives(
-            drives=table.count,
+            drives=table.drives,
             activations=table.activations,
             pushes=table.pushes,
             table=table.rows.data_ptr(),
@@ -195,7 +195,8 @@ def periods(
         given: z (..., 13 nb), ctrl, act (..., na), wrench (..., 6 nb) or None, and a warm start or None. single: whether it is one period.
     """
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given[:4]):
-        return Periods(*Driven.apply(program, request, parameters, table, reference, single, given[4], *given[:4]))
+        out: Any = Driven.apply(program, request, parameters, table, reference, single, given[4], *given[:4])
+        return Periods(*out)
     return _taken(program, request, parameters, table, given, single)
 
 
@@ -214,13 +215,14 @@ def _taken(program: Program, request: Request, parameters: Parameters, table: Dr
     new, batch = memory.allocator(z), call.batch
     lead = batch if single else (*batch, call.periods)
     states, acts, w = new((*lead, z.shape[-1])), new((*lead, table.activations)), new((*batch, program.num_unknowns))
-    force, impulses = new((*lead, table.count)), new((*lead, program.num_impulses))
+    force, impulses = new((*lead, table.drives)), new((*lead, program.num_impulses))
     counts = [new(lead, dtype=torch.int64) for _ in range(3)]
     call.into(states, acts, w, counts, call.periods, 1)
     call.arguments.impulses, call.drives.force = impulses.data_ptr(), force.data_ptr()
     call.call(call.kernel.td_rollout)
     _check(program, request, parameters, call, counts[0])
-    return Periods(states, acts, force, impulses, *counts, w)
+    status, iterations, substeps = counts
+    return Periods(states, acts, force, impulses, status, iterations, substeps, w)
 
 
 class Driven(torch.autograd.Function):
@@ -245,7 +247,7 @@ class Driven(torch.autograd.Function):
         new, lead, repeat = memory.allocator(z), (*call.batch, call.steps), request.repeat
         states, acts, w = new((*lead, z.shape[-1])), new((*lead, table.activations)), new((*lead, program.num_unknowns))
         inputs, counts = new((*lead, program.num_inputs)), [new(lead, dtype=torch.int64) for _ in range(3)]
-        force, impulses = (new((*call.batch, call.periods, count)) for count in (table.count, program.num_impulses))
+        force, impulses = (new((*call.batch, call.periods, count)) for count in (table.drives, program.num_impulses))
         call.into(states, acts, w, counts, call.steps, call.steps)
         call.arguments.impulses, call.drives.force, call.drives.inputs = impulses.data_ptr(), force.data_ptr(), inputs.data_ptr()
         wrenches = new((*lead, TWIST_SIZE * program.num_bodies if table.pushes else 0))
