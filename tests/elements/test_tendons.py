@@ -122,7 +122,7 @@ def test_motion_is_mujocos(arm: Path) -> None:
     errors = []
     for h in (2e-3, 1e-3):
         mech = load_mjcf(arm, contacts=None, tendons=True, timestep=h)
-        mech.options = td.SolverOptions(backend="reference")
+        mech.options = td.SolverOptions(backend="native")
         path = swing(mech, round(0.1 / h))
         assert not path.status.any()
         errors.append(np.abs(mech.to_minimal(path.z[-1])[0].numpy() - moved).max() / np.abs(moved - start).max())

@@ -16,6 +16,7 @@ from torchdojo.native.program import unsupported
 pytestmark = pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
 
 TOLERANCE = 1e-10
+KINDS = ("sum", "straight", "pulley", "sphere", "cylinder", "inside")
 LAWS: dict[str, dict[str, Any]] = {
     "input": {"actuated": True},
     "spring": {"stiffness": 40.0, "rest": (0.1, 0.3), "actuated": True},
@@ -97,8 +98,9 @@ def compare(mech: td.Mechanism, count: int = 9) -> None:
 
 
 @pytest.mark.sanitize
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("kind", ["sum", "straight", "pulley", "sphere", "cylinder", "inside"])
+@pytest.mark.parametrize(("kind", "law"), [
+    pytest.param(kind, law, marks=() if law == "damper" or kind == "straight" else pytest.mark.slow) for kind in KINDS for law in LAWS
+])  # fmt: skip
 def test_kernel_equals_reference(kind: str, law: str) -> None:
     compare(chain(tendon=path(kind, LAWS[law])))
 
