@@ -56,6 +56,10 @@ template <class T, class R>
 TD_INLINE Tangent<T, R> operator*(const T &a, const Tangent<T, R> &b) {
     return {a * b.v, a * b.d};
 }
+template <class T, class R>
+TD_INLINE Tangent<T, R> operator*(const Tangent<T, R> &a, const T &b) {
+    return {a.v * b, a.d * b};
+}
 template <class T, class R, class = std::enable_if_t<!std::is_same_v<T, double>>>
 TD_INLINE Tangent<T, R> operator*(double a, const Tangent<T, R> &b) {
     return {a * b.v, a * b.d};

@@ -63,7 +63,7 @@ private:
     struct Placed {
         Vec3<S> x;
         Mat3<S> R;
-        Vec3<S> point(const Vec3<S> &p) const { return x + R * p; }
+        Vec3<S> point(const Vec3<T> &p) const { return x + R * p; }
     };
     const MechanismTable &m;
     const TendonTable &tendon;
@@ -72,15 +72,36 @@ private:
 
     // -- strings ---------------------------------------------------------------------------------------------------------------------
 
+    // A site of the path: its place, where it is on its body and in the world, and the force of the spans that meet there.
     template <class S>
-    static Vec3<S> lift(const T *p) {
-        return {S(p[0]), S(p[1]), S(p[2])};
+    struct Site {
+        int32_t number = -1, place = -1;  // −1: none yet
+        Vec3<T> local;
+        Vec3<S> at, force;
+    };
+
+    Vec3<T> local(int32_t position) const { return load3(parameters + position); }
+
+    template <class S>
+    static Vec3<S> nothing() {
+        const S none = S(T{});
+        return {none, none, none};
     }
 
-    // A force at a point of a place in the axes of its body.
+    // Lets the force act at the site.
     template <class S>
-    static void act(const Placed<S> &at, const Vec3<S> &point, const Vec3<S> &force, Pull<S> &pull) {
-        pull.force = pull.force + force, pull.torque = pull.torque + cross(point, transposed_times(at.R, force));
+    static void leave(const Placed<S> *placed, const Site<S> &site, Pull<S> *pulls) {
+        Pull<S> &pull = pulls[site.place];
+        pull.force = pull.force + site.force;
+        pull.torque = pull.torque + cross(site.local, transposed_times(placed[site.place].R, site.force));
+    }
+
+    template <class S>
+    Site<S> site(const Placed<S> *placed, int32_t number, int32_t place) const {
+        Site<S> result;
+        result.number = number, result.place = place, result.local = local(number);
+        result.at = placed[place].point(result.local), result.force = nothing<S>();
+        return result;
     }
 
     // Distance and unit vector; zero between points that coincide.
@@ -97,42 +118,49 @@ private:
     template <class S>
     S along(const Placed<S> *placed, Pull<S> *pulls) const {
         S total = S(T{});
-        const S none = S(T{});
-        for (int i = 0; i < places(); ++i) pulls[i] = {{none, none, none}, {none, none, none}};
+        for (int i = 0; i < places(); ++i) pulls[i].force = pulls[i].torque = nothing<S>();
+        Site<S> here;
         for (int k = 0; k < tendon.num_parts; ++k) {
             const rows::TendonPart &part = m.tendon_parts[tendon.first_part + k];
-            const Placed<S> &a = placed[part.start_body], &b = placed[part.end_body];
-            const Vec3<S> p = lift<S>(parameters + part.start), q = lift<S>(parameters + part.end);
-            const Vec3<S> start = a.point(p), end = b.point(q);
-            const S weight = part.divisor < 0 ? S(broadcast<T>(1.0)) : S(inverse_of(parameters[part.divisor]));
-            if (part.radius < 0) {
-                Vec3<S> unit;
-                total = total + weight * straight(end - start, unit);
-                if (part.start_body == part.end_body) continue;
-                const Vec3<S> force = weight * unit;
-                act(a, p, -force, pulls[part.start_body]), act(b, q, force, pulls[part.end_body]);
-                continue;
+            if (here.number != part.start || here.place != part.start_body) {
+                if (k) leave(placed, here, pulls);
+                here = site(placed, part.start, part.start_body);
             }
-            wrapped(placed, part, p, q, start, end, weight, total, pulls);
+            Site<S> next = site(placed, part.end, part.end_body);
+            const S weight = part.divisor < 0 ? S(broadcast<T>(1.0)) : S(inverse_of(parameters[part.divisor]));
+            if (part.radius >= 0) {
+                wrapped(placed, part, weight, total, here, next, pulls);
+            } else {
+                Vec3<S> unit;
+                const S way = straight(next.at - here.at, unit);
+                total = total + (part.divisor < 0 ? way : weight * way);
+                if (part.start_body != part.end_body) {
+                    if (part.divisor >= 0) unit = weight * unit;
+                    here.force = here.force - unit, next.force = unit;
+                }
+            }
+            leave(placed, here, pulls);
+            here = next;
         }
+        leave(placed, here, pulls);
         return total;
     }
 
     // A span with a surface, lane by lane.
     template <class S>
-    __attribute__((noinline)) void wrapped(const Placed<S> *placed, const rows::TendonPart &part, const Vec3<S> &p, const Vec3<S> &q,
-                                           const Vec3<S> &start, const Vec3<S> &end, const S &weight, S &total, Pull<S> *pulls) const {
+    __attribute__((noinline)) void wrapped(const Placed<S> *placed, const rows::TendonPart &part, const S &weight, S &total, Site<S> &here,
+                                           Site<S> &next, Pull<S> *pulls) const {
+        const Vec3<S> &start = here.at, &end = next.at;
         const Placed<S> &surface = placed[part.surface_body];
-        const Vec3<S> center = surface.point(lift<S>(parameters + part.center));
-        const Mat3<T> local = rotation_matrix(load4(parameters + part.turn));
-        Mat3<S> lifted, frame;
-        for (int i = 0; i < 9; ++i) lifted.m[i] = S(local.m[i]);
+        const Vec3<S> center = surface.point(local(part.center));
+        const Mat3<T> axes = rotation_matrix(load4(parameters + part.turn));
+        Mat3<S> frame;
         for (int i = 0; i < 3; ++i) {
-            const Vec3<S> column = surface.R * Vec3<S>{lifted.m[i], lifted.m[3 + i], lifted.m[6 + i]};
+            const Vec3<S> column = surface.R * axes.column(i);
             frame.m[i] = column.x, frame.m[3 + i] = column.y, frame.m[6 + i] = column.z;
         }
         Vec3<S> side{};
-        if (part.side >= 0) side = placed[part.side_body].point(lift<S>(parameters + part.side));
+        if (part.side >= 0) side = placed[part.side_body].point(local(part.side));
         Vec3<S> first = end, second = start;
         S arc = S(T{});
         Mask<T> wraps{};
@@ -154,14 +182,13 @@ private:
         const S way = straight(first - start, along), back = straight(end - second, away);
         total = total + weight * (way + select(wraps, arc + back, S(T{})));
         const S held = select(wraps, weight, S(T{}));
-        act(placed[part.start_body], p, -(weight * along), pulls[part.start_body]);
+        here.force = here.force - weight * along, next.force = weight * away;
         const auto touch = [&](const Vec3<S> &point, const Vec3<S> &force) {
             Pull<S> &pull = pulls[part.surface_body];
             pull.force = pull.force + force;
             pull.torque = pull.torque + cross(transposed_times(surface.R, point - surface.x), transposed_times(surface.R, force));
         };
         touch(first, held * along), touch(second, -(held * away));
-        act(placed[part.end_body], q, weight * away, pulls[part.end_body]);
     }
 
     static double lane_of(const T &x, int lane) { return get(x, lane); }
