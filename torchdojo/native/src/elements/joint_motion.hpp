@@ -174,7 +174,7 @@ private:
 
     TD_INLINE Relative<T> relative(const BodyPose<T> &a, const BodyPose<T> &b) const {
         Relative<T> r{};
-        if (joint.free_t()) {  // nothing else reads the displacement
+        if (axes.joint.free_t()) {  // nothing else reads the displacement
             r.y = b.x + b.R * axes.child_anchor() - a.x;
             r.y_parent = transposed_times(a.R, r.y);
         }
