@@ -1,3 +1,4 @@
+#!/usr/bin/env python
 """Time of steps, rollouts and gradients of an arm with four muscles, over those of the arm without: `python scripts/bench_drives.py`.
 
 The muscles pull at the joints (`td.envs.MuscleArm`), or at four strings through sites. The arm without makes the same motion under given
