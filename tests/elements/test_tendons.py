@@ -127,7 +127,7 @@ def test_motion_is_mujocos(arm: Path) -> None:
     errors = []
     for h in (2e-3, 1e-3):
         mech = load_mjcf(arm, contacts=None, tendons=True, timestep=h)
-        mech.options = td.SolverOptions(backend="reference")
+        mech.options = td.SolverOptions(backend="native")
         path = swing(mech, round(0.1 / h))
         assert not path.status.any()
         errors.append(np.abs(mech.to_minimal(path.z[-1])[0].numpy() - moved).max() / np.abs(moved - start).max())
@@ -206,15 +206,21 @@ def test_what_is_refused() -> None:
     assert list(mech.tendons) == ["string", "sum"]
 
 
-def test_kernel_leaves_tendons_to_the_reference_with_a_word() -> None:
+def test_kernel_takes_tendons_and_leaves_others_to_the_reference_with_a_word() -> None:
     mech = two_links(damping=0.5)
     z = mech.initial_state(hip={"q": 0.4, "qd": 1.0})
     expected = mech.step(z).z
-    mech.options = td.SolverOptions()
-    with pytest.warns(UserWarning, match=r"tendons\.string"):
-        torch.testing.assert_close(mech.step(z).z, expected, rtol=0, atol=0)
     mech.options = td.SolverOptions(backend="native")
-    with pytest.raises(RuntimeError, match=r"tendons\.string"):
+    torch.testing.assert_close(mech.step(z).z, expected, rtol=0, atol=1e-10)
+
+    class Own(td.FixedTendon):
+        """A tendon that a user wrote."""
+
+    mech.tendons["own"] = Own({"hip": 0.1}, stiffness=3.0)
+    with pytest.raises(RuntimeError, match=r"tendons\.own, a Own, is not a built-in joint, coupling, tendon or contact"):
+        mech.step(z)
+    mech.options = td.SolverOptions()
+    with pytest.warns(UserWarning, match=r"tendons\.own"):
         mech.step(z)
 
 

@@ -34,7 +34,7 @@ def loaded(path: Path, **options: object) -> td.Mechanism:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the report says that drives are explicit
         mech = load_mjcf(path, contacts=None, servos="explicit", tendons=True, **options)
-    mech.options = td.SolverOptions(backend="reference")
+    mech.options = td.SolverOptions(backend="native")
     return mech
 
 

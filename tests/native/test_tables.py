@@ -25,6 +25,7 @@ NATIVE = pytest.mark.skipif(not loader.available(), reason="no compiler for the 
 STRUCTURES: dict[str, Any] = {
     "TdOptions": calls.Options,
     "TdLaw": calls.Law,
+    "TdDrives": calls.Drives,
     "TdFeedback": calls.Feedback,
     "TdRollout": calls.Rollout,
     "TdImpacts": calls.Impacts,

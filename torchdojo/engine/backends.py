@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn, cast
 
@@ -180,6 +180,20 @@ class Backends:
         own = self._cache.law(lowered, self.structure.named_joints(), law)
         return None if own is None else Kernel(self.structure, lowered, self._cache.driven(parameters, own), request, law)
 
+    def driving(self, request: Request) -> Parameters | None:
+        """Parameters with which the kernel takes drives inside its steps; None where PyTorch takes them between the steps.
+
+        The kernel differentiates by states, controls, activations and wrenches. For gradients by numbers of the mechanism, for transforms
+        and compiled code, and for near contacts, the laws stay outside.
+        """
+        if not self._on_host or self._near or torch.compiler.is_compiling() or transforming() or forward_mode():
+            return None
+        lowered = self._asked_program(request)
+        parameters = None if lowered is None else self._cached_parameters(lowered)
+        if parameters is None or not parameters.finite:
+            return None
+        return None if torch.is_grad_enabled() and parameters.requires_grad else parameters
+
     def _moves_joints(self, law: Actuators) -> bool:
         """Whether numbers require grad that decide which coordinates the actuators measure."""
         joints = [self.structure.joints[name] for name in dict.fromkeys(law.joints)]
@@ -196,8 +210,11 @@ class Backends:
         if lowered is None:
             return None
         if self._on_host:
-            return Kernel(self.structure, lowered, self._cached_parameters(lowered), request)
+            own = self._cached_parameters(lowered)
+            return None if _by_reference(lowered, own.tensors) else Kernel(self.structure, lowered, own, request)
         parameters, stacked = self._mirror.get(lowered, self.structure, self.stacked)
+        if _by_reference(lowered, stacked):
+            return None
         return Staging(Kernel(self.structure, lowered, parameters, request.at(HOST)), copies_for(self.structure.gravity.device), stacked)
 
     def _asked_program(self, request: Request) -> Program | None:
@@ -312,3 +329,8 @@ class Backends:
         assert self._memory is not None
         with self._memory.withheld():
             return self._bare.get(lowered, self.structure, self.stacked)
+
+
+def _by_reference(lowered: Program, parameters: Sequence[Tensor]) -> bool:
+    """Whether parameters require grad of a mechanism with tendons, by which the kernel has no gradients."""
+    return bool(lowered.tendon_groups) and torch.is_grad_enabled() and any(p.requires_grad for p in parameters)

@@ -25,8 +25,10 @@ from torchdojo.elements.actuator_laws import DYNAMICS, FORCES, Dynamics, Force
 from torchdojo.elements.tendon_paths import Frame
 from torchdojo.engine.backend import Trajectory
 from torchdojo.engine.drive_tables import Table, has_tensors, numbers_of, ordered
+from torchdojo.engine.driven import lower_drives
 from torchdojo.engine.periods import added, check_repeat
 from torchdojo.gradients.reference_step import StepOutput
+from torchdojo.native.driving import Periods
 from torchdojo.parameters import as_tensor
 from torchdojo.state.layout import TWIST_SIZE
 
@@ -173,6 +175,7 @@ class Drives:
         self._source = [count + self._stateful.index(i) if i in self._stateful else i for i in range(count)]
         constant = not any(has_tensors(drive) for drive in self.drives.values())
         self._kept: Table | None = Table.of(self.drives, self.activated) if constant else None
+        self._lowered = lower_drives(self, constant)
 
     def _check(self, name: str, drive: Drive) -> None:
         mech = self.mech
@@ -321,7 +324,7 @@ class Drives:
         warm_start: Tensor | None = None,
         wrench: Tensor | None = None,
     ) -> DriveOutput:
-        """One step, or one period of `repeat` steps under one control. Each step is one call of the kernel, with torch around it.
+        """One step, or one period of `repeat` steps under one control, in one call of the kernel where it has the laws.
 
         An environment whose control or activation is not finite is flagged, and keeps its state and its activations.
 
@@ -335,6 +338,14 @@ class Drives:
         act = self.initial_activation() if act is None else act
         self._check_size("ctrl", ctrl, len(self.names))
         self._check_size("act", act, self.num_activations)
+        native = self._periods(z, ctrl, act, repeat, warm_start, wrench, single=True)
+        if native is not None:
+            after, now, force, impulses, status, iterations, substeps, solution = native
+            return DriveOutput(StepOutput(after, impulses, status, iterations, solution, substeps), now, force)
+        return self._step(z, ctrl, act, repeat, warm_start, wrench)
+
+    def _step(self, z: Tensor, ctrl: Tensor, act: Tensor, repeat: int, warm_start: Tensor | None, wrench: Tensor | None) -> DriveOutput:
+        """A period whose laws PyTorch takes between the steps."""
         total: StepOutput | None = None
         first: Tensor | None = None
         good = _finite(ctrl, act)
@@ -352,6 +363,25 @@ class Drives:
             first = torch.where(good, force, torch.nan) if first is None else first
         act = torch.where(good, now, act)
         return DriveOutput(cast(StepOutput, total), act.expand(*z.shape[:-1], self.num_activations), cast(Tensor, first))
+
+    def _periods(
+        self, z: Tensor, ctrl: Tensor, act: Tensor, repeat: int, warm_start: Tensor | None, wrench: Tensor | None, *, single: bool = False
+    ) -> Periods | None:
+        """The periods of controls (..., P, n), or the `single` one of (..., n), by the kernel; None where it cannot take them."""
+        if self._lowered is None:
+            return None
+
+        def reference(z: Tensor, ctrl: Tensor, act: Tensor, wrench: Tensor | None) -> tuple[Tensor, ...]:
+            warm, outs = warm_start, []
+            for now in [ctrl] if single else ctrl.unbind(-2):
+                outs.append(self._step(z, now, act, repeat, warm, wrench))
+                z, act, warm = outs[-1].out.z, outs[-1].act, outs[-1].out.solution.detach()
+            columns = [
+                torch.broadcast_tensors(*values) for values in zip(*((o.out.z, o.act, o.force, o.out.impulses) for o in outs), strict=True)
+            ]
+            return tuple(column[0] if single else torch.stack(column, dim=-2) for column in columns)
+
+        return self._lowered.periods(reference, (z, ctrl, act, wrench, warm_start), check_repeat(repeat), single)
 
     def rollout(
         self,
@@ -383,6 +413,12 @@ class Drives:
                 raise ValueError(f"ctrl: got shape {got} with steps={steps}; allowed: (..., T, {len(self.names)}), T of 1 or more")
             steps = ctrl.shape[-2]
         act = self.initial_activation() if act is None else act
+        if isinstance(ctrl, Tensor):
+            self._check_size("ctrl", ctrl, len(self.names))
+            self._check_size("act", act, self.num_activations)
+            native = self._periods(z, ctrl, act, repeat, warm_start, wrench)
+            if native is not None:
+                return _trajectory(native, z, ctrl, act)
         states, acts, given, outs, forces = [z], [act], [], [], []
         for t in range(steps):
             now = policy(z, act) if callable(ctrl) else ctrl[..., t, :]
@@ -416,6 +452,18 @@ class Drives:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
             names = self.names if name == "ctrl" else self.activated
             raise ValueError(f"{name}: got {got}; allowed: a tensor (..., {size}), one number for each of {list(names)}")
+
+
+def _trajectory(native: Periods, z: Tensor, ctrl: Tensor, act: Tensor) -> DriveTrajectory:
+    """The rollout of periods by the kernel."""
+    batch = native.z.shape[:-2]
+    states, acts = (
+        torch.cat((start.expand(*batch, start.shape[-1]).unsqueeze(-2), after), dim=-2)
+        for start, after in ((z, native.z), (act, native.act))
+    )
+    given, solution = ctrl.expand(*batch, *ctrl.shape[-2:]), native.solution.unsqueeze(-2)
+    path = Trajectory(states, given, native.impulses, native.status, native.iterations, native.substeps, solution)
+    return DriveTrajectory(path, acts, native.force)
 
 
 def _finite(ctrl: Tensor, act: Tensor) -> Tensor:

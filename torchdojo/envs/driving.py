@@ -55,6 +55,11 @@ class Driving:
         if not bool((torch.isfinite(low) & torch.isfinite(high)).all()):
             raise ValueError(f"drives of {label}: got ranges of controls {ends}; allowed: finite ones, which actions from -1 to 1 fill")
         self._center, self._half = 0.5 * (low + high), 0.5 * (high - low)
+        #: activations and action of the last control step, whether it has a graph, and the activations after it
+        self._moved: tuple[Tensor, Tensor, bool, Tensor] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_moved": None}
 
     @classmethod
     def of(cls, mech: Mechanism, given: GivenDrives, shown: bool | Sequence[str], repeat: int, label: str) -> Driving | None:
@@ -80,10 +85,15 @@ class Driving:
 
     def advance(self, motion: Motion, action: Tensor, warm: Tensor | None) -> StepOutput:
         """The control step of the mechanism."""
-        return self.drives.step(motion.z, self.ctrl(action), motion.activation, repeat=self.repeat, warm_start=warm).out
+        out, act, _ = self.drives.step(motion.z, self.ctrl(action), motion.activation, repeat=self.repeat, warm_start=warm)
+        self._moved = motion.activation, action, torch.is_grad_enabled(), act
+        return out
 
     def carry(self, activation: Tensor, action: Tensor) -> Tensor:
-        """The activations (B, na) after a control step."""
+        """The activations (B, na) after a control step: those of the last one, if these are its tensors."""
+        moved, self._moved = self._moved, None
+        if moved is not None and moved[0] is activation and moved[1] is action and moved[2] == torch.is_grad_enabled():
+            return moved[3]
         return self.drives.advance(self.ctrl(action), activation, repeat=self.repeat)
 
     def seen(self, motion: Motion) -> Tensor:

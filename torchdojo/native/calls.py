@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-__all__ = ["ENTRIES", "STRUCTS", "Feedback", "Gradient", "Impacts", "Law", "Map", "Near", "Options", "Rollout", "Sensors", "bind"]
+__all__ = ["ENTRIES", "STRUCTS", "Drives", "Feedback", "Gradient", "Impacts", "Law", "Map", "Near", "Options", "Rollout", "Sensors", "bind"]
 
 #: Name of a structure -> its fields, in C's words. N environments, T steps, nb bodies. Strides count numbers, and a stride of zero shares
 #: the array. Other arrays are contiguous. P = T / repeat periods hold an input each. Results are those of every step, S = T, or of every
@@ -35,6 +35,23 @@ STRUCTS: dict[str, dict[str, str]] = {
         "per_thrust": "const double *",  # of rotors: (number, 6) wrench of each at 1 N, in axes of the body; or null
         "body": "int64_t",  # that the rotors turn with
         "first": "int64_t",  # of the six inputs that the rotors make
+    },
+    # The laws of drives, whose activations a rollout carries (src/elements/drives.hpp), and gradients by them.
+    "TdDrives": {
+        "drives": "int64_t",
+        "activations": "int64_t",
+        "pushes": "int64_t",  # whether some drive acts at a site
+        "table": "const int32_t *",  # rows `Drive`, those of a joint side by side
+        "values": "const double *",  # (N or 1, drives, `DRIVE_NUMBERS`)
+        "stride": "int64_t",
+        "start": "const double *",  # activations before the first step, (N, na)
+        "act": "double *",  # and after the S stored ones, (N, S, na)
+        "force": "double *",  # of the first step of each period, (N, P, drives)
+        "inputs": "double *",  # of all steps, (N, T, nu), as gradients need them; or null
+        "wrenches": "double *",  # the same of all forces and torques, (N, T, 6 nb); null where no drive acts at a site
+        "grad_act": "const double *",  # (N, T, na), or null
+        "grad_force": "const double *",  # (N, P, drives), or null
+        "by_start": "double *",  # (N, na)
     },
     # The law u = clip(ū + α k + K (x ⊖ x̄)) that makes the input of a period from the state at its start (src/elements/feedback.hpp).
     # Environment n takes rows `..._row[n]` of arrays (rows, P, ·), so that environments share what they have in common.
@@ -69,6 +86,7 @@ STRUCTS: dict[str, dict[str, str]] = {
         "z0_stride": "int64_t",
         "u": "const double *",  # (N, P, nu), or null; with a law, the controls (N, P, number of actuators)
         "law": "const TdLaw *",  # or null
+        "drives": "const TdDrives *",  # or null: u are controls (N, P, drives)
         "feedback": "const TdFeedback *",  # or null: u is written before it is read
         "wrench": "const double *",  # (N, 6 nb), or null
         "warm": "const double *",  # (N, n), or null
@@ -157,7 +175,7 @@ STRUCTS: dict[str, dict[str, str]] = {
         "grad_z_stride": "int64_t",
         "grad_impulses": "const double *",  # (N, P, ni), or null
         "grad_z0": "double *",  # (N, 13 nb)
-        "grad_u": "double *",  # (N, T, nu), or null; with a law, gradients of controls (N, P, ·), added to what is there
+        "grad_u": "double *",  # (N, T, nu), or null; with a law or drives, of controls (N, P, ·), added to what is there
         "grad_wrench": "double *",  # (N, 6 nb), or null
         "grad_parameters": "double *",  # (N, P), or (P) where parameters are shared, or null: added to what is there
         "impacts": "const TdImpacts *",  # or null
@@ -209,9 +227,9 @@ def _structure(name: str) -> type[ctypes.Structure]:
     return type(name, (ctypes.Structure,), {"__slots__": (), "_fields_": fields})
 
 
-Options, Law, Feedback, Rollout, Impacts, Gradient, Map, Sensors, Near, NearSteps = (
+Options, Law, Drives, Feedback, Rollout, Impacts, Gradient, Map, Sensors, Near, NearSteps = (
     _structure(f"Td{name}")
-    for name in ("Options", "Law", "Feedback", "Rollout", "Impacts", "Gradient", "Map", "Sensors", "Near", "NearSteps")
+    for name in ("Options", "Law", "Drives", "Feedback", "Rollout", "Impacts", "Gradient", "Map", "Sensors", "Near", "NearSteps")
 )
 
 

@@ -163,6 +163,11 @@ def backward(
 
     `grads` are the gradients of trajectory and impulses. `saved` has the trajectory, solutions, status and substeps.
     """
+    if program.tendon_groups and any(needs[3:]):
+        raise RuntimeError(
+            "gradients by parameters of a mechanism with tendons: got them asked of the kernel, inside a transform or of compiled code; "
+            'allowed: SolverOptions(backend="reference")'
+        )
     trajectory = saved[0]
     shapes = [t.shape[:-2] for t in (*grads, trajectory) if t is not None]
     lead = broadcast_shapes(*shapes)

@@ -15,6 +15,7 @@ from torchdojo.elements.joint_cones import JointElement, JointFriction
 from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.near_contact import NearContact
+from torchdojo.elements.tendon import Tendon
 from torchdojo.elements.velocity_limits import JointVelocityLimits
 from torchdojo.geometry.polytopes import Polytope
 from torchdojo.native import graph
@@ -41,6 +42,7 @@ from torchdojo.native.tables import (
     JointCone,
     row,
 )
+from torchdojo.native.tendons import tendon_tables
 from torchdojo.solver.speed import slowed_by
 from torchdojo.state.minimal import JointOrder
 
@@ -61,7 +63,8 @@ def lower(
 
     Args:
         tree: the spanning tree, whose coordinates the joints outside constrain, and couplings, if it `has_loops`.
-        acting: per group of joints, whether any spring, and any damper, is not zero.
+        acting: per group of joints, whether any spring, and any damper, is not zero. Then per group of tendons, whether any damper or
+            implicit spring is not zero.
     """
     return _Lowering(system, pieces, acting).tables(pieces, tree, has_loops, num_parameters)
 
@@ -158,7 +161,13 @@ class _Lowering:
         joint_pieces = [piece for piece in pieces if isinstance(piece.group.template, StandardJoint)]
         self.joints = [
             _Joint(piece, member, *acts)
-            for piece, acts in zip(joint_pieces, acting, strict=True)
+            for piece, acts in zip(joint_pieces, acting[: len(joint_pieces)], strict=True)
+            for member in range(len(piece.group.members))
+        ]
+        tendon_pieces = [piece for piece in pieces if isinstance(piece.group.template, Tendon)]
+        self.tendons = [
+            (piece, member, damped)
+            for piece, (damped, _) in zip(tendon_pieces, acting[len(joint_pieces) :], strict=True)
             for member in range(len(piece.group.members))
         ]
         self.number = {id(joint.module): number for number, joint in enumerate(self.joints)}
@@ -187,6 +196,10 @@ class _Lowering:
         sizes += [1] * len(self.couplings)
         for node, (piece, member) in zip(self.coupling_nodes, self.couplings, strict=True):
             added += [(body, node) for body in sorted(set(piece.group.body_index[member].tolist())) if body < self.world]
+        # Dampers of tendons couple all bodies of the tendon.
+        for piece, member, damped in self.tendons:
+            bodies = sorted({body for body in piece.group.body_index[member].tolist() if body < self.world})
+            added += itertools.combinations(bodies, 2) if damped else ()
         nodes = self.coupling_nodes
         self.schedule = graph.schedule(sizes, edges + added, indefinite=[*indefinite, *nodes], whole=nodes, rare=rare)
         # Blocks that are filled in, or that several elements add to, are set to zero first.
@@ -216,6 +229,7 @@ class _Lowering:
             "couplings": couplings,
             "coupling_ends": coupling_ends,
             "tree": [row(LINK, joint=self.number[id(entry.joint)], coordinate=entry.coordinates.start) for entry in tree],
+            **tendon_tables(self.tendons, self.number, self.world, self._body_block),
             "polytopes": words([core for _, core in self.cores.values()]),
         }
         head = row(
@@ -228,6 +242,7 @@ class _Lowering:
             has_loops=has_loops,
             num_free_data=sum(joint.has_free_data for joint in self.joints),
             num_coordinates=sum(entry.joint.num_coordinates for entry in tree),
+            num_damped_tendons=sum(damped for *_, damped in self.tendons),
             **{count: len(tables[name]) for name, (_, count) in TABLES.items()},
         )
         arrays = [np.array([head], dtype=HEAD), *(np.array(tables[name], dtype=dtype) for name, (dtype, _) in TABLES.items())]
@@ -235,6 +250,11 @@ class _Lowering:
 
     def _block(self, i: int, j: int) -> int:
         return self.schedule.offset.get((i, j), NONE)
+
+    def _body_block(self, i: int, j: int) -> int:
+        if max(i, j) >= self.world:
+            return NONE
+        return self.schedule.diagonal_offset[i] if i == j else self._block(i, j)
 
     def _joint_rows(self) -> list[tuple]:
         rows = []

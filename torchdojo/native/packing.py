@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.kept_rows import SWITCH
 from torchdojo.elements.servo import SERVO, SERVO_RANGE, detour
+from torchdojo.elements.tendon import Tendon
 from torchdojo.native.tables import (
     BODY_PARAMETERS,
     CONTACT_LAWS,
@@ -30,6 +32,7 @@ from torchdojo.native.tables import (
     GLOBAL_PARAMETERS,
     JOINT_PARAMETERS,
     SHAPES,
+    TENDON_PARAMETERS,
     numbers,
     place,
     size,
@@ -43,7 +46,7 @@ __all__ = ["Packed", "Piece", "bounds", "is_plain", "mark_unphysical", "pack", "
 RENAMED = {"stiffness": SERVO[0], "damping": SERVO[1], "off": "active"}
 SHAPE_RANGES = {"radius": RANGES[Contact]["radius"], "half": RANGES[Contact]["size"]}
 
-KINDS = (StandardJoint, JointElement, Contact, Coupling)  # in the order of their parameters
+KINDS = (StandardJoint, JointElement, Contact, Coupling, Tendon)  # in the order of their parameters
 
 
 class Packed(NamedTuple):
@@ -113,6 +116,12 @@ def _layout(group: Group) -> np.dtype:
     if isinstance(element, Coupling):
         counts = {name: len(element.ends) for name in ("coefficients",) if name in group.fields}
         return numbers(COUPLING_PARAMETERS, **counts)
+    if isinstance(element, Tendon):
+        # Numbers of the path stand behind those of the law. Joints of a sum have packed parameters of their own.
+        path = {name: ndim for name, ndim in element.fields.items() if name not in (TENDON_PARAMETERS.names or ())}
+        return numbers(
+            TENDON_PARAMETERS, **{name: math.prod(getattr(element, name).shape[-ndim:] if ndim else ()) for name, ndim in path.items()}
+        )
     layout = numbers(CONTACT_PARAMETERS, **{name: 1 for name in CONTACT_LAWS + COUPLES if name in group.fields})
     if is_plain(group):
         return layout
@@ -215,6 +224,8 @@ def _values(piece: Piece, fields: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.nan_to_num(torch.nan, 0.0, 0.0) if name in element.own_fields else value for name, value in fields.items()}
     if isinstance(element, Coupling):
         return fields | ({"off": 1.0 - fields["active"]} if "active" in fields else {})
+    if isinstance(element, Tendon):
+        return fields
     laws = {name: fields[name] for name in ("friction", *CONTACT_LAWS, *COUPLES) if name in fields}
     if is_plain(group):
         normal = unit(fields["normal"])

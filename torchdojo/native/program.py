@@ -21,19 +21,22 @@ from torchdojo.elements.coupling import Coupling
 from torchdojo.elements.couplings import JointCoupling, JointLock, SumCoupling
 from torchdojo.elements.joint_cones import JointElement
 from torchdojo.elements.joints import StandardJoint
+from torchdojo.elements.near_contact import NearContact
 from torchdojo.elements.servo import SERVO
+from torchdojo.elements.tendon import Tendon
 from torchdojo.native import calls, graph, header
 from torchdojo.native.loader import NativeUnavailable, library
 from torchdojo.native.lowering import lower
 from torchdojo.native.packing import Packed, bounds, mark_unphysical, pack, pieces_of, samples_of
 from torchdojo.native.tables import CONTACT_MODELS, MOST_FACETS, StateMap
+from torchdojo.native.tendons import TENDONS, unsupported_tendon
 from torchdojo.state.layout import STATE_SIZE
 from torchdojo.state.minimal import JointOrder, spanning_order
 from torchdojo.state.unknowns import ParameterSpec
 
 __all__ = ["Packed", "Program", "by_number", "program", "unsupported"]
 
-Acting = tuple[tuple[bool, bool], ...]  # per group of joints: whether any spring, and any damper, is not zero
+Acting = tuple[tuple[bool, bool], ...]  # per group of joints, and then of tendons: see `lower`
 
 _JOINTS = tuple(getattr(joints_module, name) for name in joints_module.JOINT_TYPES)
 _COUPLINGS = (JointCoupling, JointLock, SumCoupling)
@@ -45,8 +48,14 @@ def unsupported(system: System) -> str | None:
         if isinstance(group.template, JointElement):
             continue  # supported if its joint is supported
         name = next(key for key, element in system.elements.items() if element is group.template)
-        if group.cls not in (*_JOINTS, *CONTACT_MODELS, *_COUPLINGS):
-            return f"{name}, a {group.cls.__name__}, is not a built-in joint, coupling or contact"
+        if group.cls not in (*_JOINTS, *CONTACT_MODELS, *_COUPLINGS, *TENDONS):
+            return f"{name}, a {group.cls.__name__}, is not a built-in joint, coupling, tendon or contact"
+        if isinstance(group.template, Tendon):
+            reason = unsupported_tendon(group.template, _JOINTS)
+            if reason is None and any(isinstance(other.template, NearContact) for other in system.groups):
+                reason = "a tendon beside near contacts"
+            if reason is not None:
+                return f"{name}: {reason}"
         if isinstance(group.template, LinearContact) and group.template.facets > MOST_FACETS:
             return f"{name}: it knows pyramids of {MOST_FACETS} facets, not of {group.template.facets}"
         if group.extra and not (isinstance(group.template, Contact) and group.template.other_kind == "heights"):
@@ -68,6 +77,7 @@ class Program:
         self.num_inputs, self.num_cones = system.num_inputs, system.num_cones
         self.pieces, self.num_parameters = pieces_of(system)
         self.bounds = bounds(self.pieces, samples_of(self.pieces, self.num_parameters)[1])
+        self.tendon_groups = [g for g in system.groups if isinstance(g.template, Tendon)]
         self.joint_groups = [g for g in system.groups if isinstance(g.template, StandardJoint)]
         self.num_impulses = sum(piece.stop - piece.start for piece in system.impulse_layout.values())
         self.tree, self.has_loops = self._tree(), self._has_loops()
@@ -129,7 +139,11 @@ class Program:
     def _acting(self, parameters: Sequence[Tensor]) -> Acting:
         fields = self.fields(parameters)
         joints = [fields[id(group)] for group in self.joint_groups]
-        return tuple((bool(own["spring"].any()), _damps(group, own)) for group, own in zip(self.joint_groups, joints, strict=True))
+        acting = [(bool(own["spring"].any()), _damps(group, own)) for group, own in zip(self.joint_groups, joints, strict=True)]
+        for group in self.tendon_groups:
+            own, implicit = fields[id(group)], bool(getattr(group.template, "implicit", False))
+            acting.append((bool(own["damping"].any()) or (implicit and bool(own["stiffness"].any())), False))
+        return tuple(acting)
 
     def handle(self, parameters: Sequence[Tensor]) -> int:
         """The kernel's object for these parameters."""

@@ -17,6 +17,8 @@ from torchdojo.elements.element import Element
 from torchdojo.elements.near_contact import NearContact
 from torchdojo.geometry import distance, ellipsoids, near_terms, pairs
 from torchdojo.gradients import checks, hard_limit
+from torchdojo.native.drive_kinds import DriveDynamics, DriveTarget
+from torchdojo.native.layouts import numbers, place, row, size
 from torchdojo.solver import continuation, interior_point, kkt, path_newton, solution, speed, start_level
 from torchdojo.solver.options import GradientMode, Status
 from torchdojo.state import layout
@@ -121,6 +123,8 @@ ENUMS: dict[str, tuple[str, dict[str, int]]] = {
     "rows::JointCone::Kind": ("int32_t", {kind.name.lower(): int(kind) for kind in JointCone}),
     "maps::Kind": ("int64_t", {name.name.lower(): int(name) for name in StateMap}),
     "maps::Derivative": ("int64_t", {name.name.lower(): int(name) for name in Derivative}),
+    "drive_target::Kind": ("int32_t", {target.name.lower(): int(target) for target in DriveTarget}),
+    "drive_dynamics::Kind": ("int32_t", {law.name.lower(): int(law) for law in DriveDynamics}),
     "senses::Kind": ("int32_t", {name.name.lower(): int(name) for name in SensorKind}),
     "zones::Kind": ("int32_t", {zone: number for number, zone in enumerate(ZONES)}),
     "geometry::Kind": ("int32_t", {kind: number for number, kind in enumerate(SHAPE_KINDS)}),
@@ -141,6 +145,8 @@ HEAD = _row(
     "has_loops",  # joints or couplings may repeat each other
     "num_fill num_joint_cones num_free_data num_pairs num_couples num_couplings num_links num_coordinates num_polytope_words",
     "num_coupling_ends",
+    "num_tendons num_tendon_bodies num_tendon_parts num_tendon_blocks",
+    "num_damped_tendons",  # with a damper or an implicit spring
     "num_samples",  # of height fields, behind the packed parameters
 )
 BODY = _row(
@@ -219,8 +225,39 @@ COUPLING_END = _row(
     coupling_body=2,
 )
 LINK = _row("joint coordinate")
+TENDON = _row(
+    "row input",  # positions in w and in u (−1: not actuated)
+    "parameters",
+    "offset",  # position of the length of a sum where all coordinates are zero (−1: a string)
+    "spatial implicit damped",  # whether it is a string, its spring is implicit, a damper or an implicit spring acts
+    "first_body num_bodies",  # its places: bodies may repeat
+    "first_part num_parts",
+    "first_block",  # of the pairs of its places
+)
+#: A coordinate of a sum, between the places 2k and 2k + 1, or a span of a string. Positions in the packed parameters, −1 for none.
+TENDON_PART = _row(
+    "joint coordinate",
+    "start end",  # the coefficient, or the points of both ends
+    "start_body end_body surface_body side_body",  # places
+    "divisor",
+    "center turn radius side",  # of the surface between both ends
+    "cylinder",
+)
 #: An actuator, in a table of its own (actuation.py): the coordinate that it drives, its input in u, and its number among the controls.
 ACTUATOR = _row("joint coordinate input number")
+#: A drive, in a table of its own (driving.py).
+DRIVE = _row(
+    "target",  # a `DriveTarget`
+    "body",  # of a site
+    "joint coordinate",  # that it drives
+    "tendon",
+    "input",  # its place in u (−1: none)
+    "number",  # among the controls
+    "activation",  # among the activations (−1: none)
+    "dynamics",  # a `DriveDynamics`
+    "muscle_gain muscle_bias",  # whether gain and bias have the curves of a muscle
+    "early",  # whether the force has the activation after the step
+)
 SENSOR = _row(
     "kind",  # a `SensorKind`
     "frame reference",  # numbers of frames (−1: none)
@@ -245,7 +282,10 @@ ROWS: dict[str, np.dtype] = {
     "Coupling": COUPLING,
     "CouplingEnd": COUPLING_END,
     "Link": LINK,
+    "Tendon": TENDON,
+    "TendonPart": TENDON_PART,
     "Actuator": ACTUATOR,
+    "Drive": DRIVE,
     "Sensor": SENSOR,
     "SensedFrame": SENSED_FRAME,
     "SensedContact": SENSED_CONTACT,
@@ -264,37 +304,15 @@ TABLES: dict[str, tuple[np.dtype, str]] = {
     "couplings": (COUPLING, "num_couplings"),
     "coupling_ends": (COUPLING_END, "num_coupling_ends"),
     "tree": (LINK, "num_links"),
+    "tendons": (TENDON, "num_tendons"),
+    "tendon_bodies": (np.dtype(np.int32), "num_tendon_bodies"),  # of all places; the world is the number of bodies
+    "tendon_parts": (TENDON_PART, "num_tendon_parts"),
+    "tendon_blocks": (np.dtype(np.int32), "num_tendon_blocks"),  # of the condensed matrix, per pair of places (−1: none)
     "polytopes": (np.dtype(np.int32), "num_polytope_words"),  # float64 numbers, two words each: see polytopes.py
 }
 
 
-def row(dtype: np.dtype, **values: object) -> tuple:
-    """One row, field by field: every field once, and no other."""
-    assert dtype.names is not None
-    if values.keys() != set(dtype.names):
-        raise TypeError(f"fields {sorted(values)} of a row that has {sorted(dtype.names)}")
-    return tuple(values[name] for name in dtype.names)
-
-
 # -- packed parameters -------------------------------------------------------------------------------------------------------------------
-
-
-def numbers(layout: np.dtype | None = None, /, **sizes: int | np.dtype) -> np.dtype:
-    """Fields of float64 behind the fields of a layout. Each has a count of numbers, or a layout of its own."""
-    fields: list[tuple] = [] if layout is None else [(name, layout[name]) for name in layout.names or ()]
-    fields += [(name, np.float64, (kind,)) if isinstance(kind, int) else (name, kind) for name, kind in sizes.items()]
-    return np.dtype(fields)
-
-
-def place(layout: np.dtype, name: str) -> int:
-    """Count of numbers in front of a field."""
-    assert layout.fields is not None
-    return layout.fields[name][1] // 8
-
-
-def size(layout: np.dtype) -> int:
-    """Count of numbers in all fields."""
-    return layout.itemsize // 8
 
 
 # The packed parameters of one environment: the globals, then bodies, joints, limits and frictions of joints, contacts, couplings.
@@ -309,8 +327,17 @@ DRIVE_PARAMETERS = numbers(half=1, middle=1, stiffness=1, damping=1)  # per free
 # A number of each law and of each couple stands behind the others, where it is given.
 CONTACT_PARAMETERS = numbers(point=3, radius=1, offset=1, normal=3, tangents=6, friction=1)
 COUPLING_PARAMETERS = numbers(ratio=1, offset=1, curve=3, off=1)  # off: 1 − active; coefficients of the ends stand behind, where given
+TENDON_PARAMETERS = numbers(stiffness=1, damping=1, rest_lower=1, rest_upper=1)  # then those of the path
 # Of each actuator, then a range (lower, upper) of each input: the numbers of a law (actuation.py).
 ACTUATOR_PARAMETERS = numbers(gear=1, gain=3, bias=3, length0=1, ctrlrange=2, forcerange=2, carried_damping=1)
+# Of each drive: the ranges of its control, force and activation, the numbers of its laws, and of a site the wrench per force, in body axes.
+# Numbers of a muscle are those of its curves, with reciprocals (`MUSCLE_GAIN` and `MUSCLE_BIAS` in driving.py).
+DRIVE_NUMBERS = numbers(gear=1, length0=1, ctrlrange=2, forcerange=2, actrange=2, dynamics=3, gain=15, bias=6, push=3, turn=3)
+MUSCLE_GAIN = numbers(
+    peak=1, low=1, shortest=1, per_length=1, per_speed=1, lmin=1, left_bend=1, right_bend=1, lmax=1, fvmax=1,
+    per_left=1, per_rise=1, per_fall=1, per_right=1, per_yield=1,
+)  # fmt: skip
+MUSCLE_BIAS = numbers(peak=1, low=1, shortest=1, per_length=1, right_bend=1, per_width=1)
 # Of a site on its body, with the extents of its zone; of a sensor, whose output is scale · value + offset between two bounds.
 SENSED_FRAME_NUMBERS = numbers(position=3, orientation=4, extent=3)
 SENSOR_NUMBERS = numbers(scale=1, offset=1, low=1, high=1)
@@ -337,11 +364,15 @@ LAYOUTS: dict[str, dict[str, np.dtype]] = {
     "parameter::free": {"size": FREE_PARAMETERS},
     "parameter::drive": {"size": DRIVE_PARAMETERS},
     "parameter::coupling": {"size": COUPLING_PARAMETERS},
+    "parameter::tendon": {"size": TENDON_PARAMETERS},
     "parameter::shape": {"size": SHAPES["box"]},
     "parameter::surface": {"size": SHAPES["surface"]},
     "parameter::slot": {"size": SHAPES["polytope"]},
     "parameter::heights": {"size": SHAPES["heights"]},
     "actuator": {"size": ACTUATOR_PARAMETERS},
+    "drive_number": {"size": DRIVE_NUMBERS},
+    "drive_laws::muscle_gain": {"size": MUSCLE_GAIN},
+    "drive_laws::muscle_bias": {"size": MUSCLE_BIAS},
     "frame": {"size": SENSED_FRAME_NUMBERS},
     "sensor": {"size": SENSOR_NUMBERS},
 }
@@ -349,10 +380,16 @@ LAYOUTS: dict[str, dict[str, np.dtype]] = {
 # -- constants ---------------------------------------------------------------------------------------------------------------------------
 
 MOST_FACETS = 32  # maximum of facets of a pyramid
+MOST_TENDON_BODIES = 16  # places of a tendon
 
 #: C++ namespace -> name -> value. Integers stay integers, a tuple becomes an array.
 CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
-    "": {"state_size": layout.STATE_SIZE, "tangent_size": layout.TANGENT_SIZE, "most_facets": MOST_FACETS},
+    "": {
+        "state_size": layout.STATE_SIZE,
+        "tangent_size": layout.TANGENT_SIZE,
+        "most_facets": MOST_FACETS,
+        "most_tendon_bodies": MOST_TENDON_BODIES,
+    },
     "constant": {
         "largest_sine": integrator.LARGEST_SINE,
         "most_momentum": speed.MOST_MOMENTUM,

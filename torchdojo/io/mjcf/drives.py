@@ -46,7 +46,7 @@ def add_drives(mech: Mechanism, robot: MjcfInfo) -> Findings:
             else:
                 drives[name] = drive
     findings.add("ignored", "actuators", lost, "what they drive is not in the mechanism, or has no input")
-    reason = "their tendons do not act; load(tendons=True) has them, and the reference takes the steps"
+    reason = "their tendons do not act; load(tendons=True) has them"
     findings.add("ignored", "actuators of tendons, sites and bodies", elsewhere, reason)
     own = [name for name, drive in drives.items() if drive is not None]
     if own:

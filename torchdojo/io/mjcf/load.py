@@ -100,8 +100,8 @@ def load_mjcf(
         near, slots: of contacts between bodies, as in `td.combine`: "auto" gives near contacts to shapes without a closed form (cylinders,
             hulls), and to all but ellipsoids in files of more than 12 pairs, whose steps are faster then. True: to all but ellipsoids.
             False: to none. `slots` of each pair; None: by the shapes, at most 8 for two links.
-        tendons: whether the mechanism gets the tendons of the file, `mech.tendons`, and the actuators on them, `mech.drives`. The reference
-            then takes the steps, some ten per second. False: they do not act, and the report says so.
+        tendons: whether the mechanism gets the tendons of the file, `mech.tendons`, and the actuators on them, `mech.drives`.
+            False: they do not act, and the report says so.
         strict: refuse a file of which anything is lost that the motion depends on. Otherwise one warning has it, and
             ``mech.load_report`` has it as data.
 

@@ -69,7 +69,7 @@ class _Reader:
 
         if not wanted:
             acting = sorted({*having("limited", "stiffness", "damping", "frictionloss", "armature"), *driven})
-            add("ignored", "tendons", labels(acting), "they do not act; load(tendons=True) has them, and the reference takes the steps")
+            add("ignored", "tendons", labels(acting), "they do not act; load(tendons=True) has them")
             plain = [i for i in range(model.ntendon) if i not in acting]
             add("ignored", "tendons without forces", labels(plain), "they have none", "none")
             return

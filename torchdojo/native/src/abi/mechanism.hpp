@@ -70,6 +70,7 @@ struct PairTable : rows::Pair {
 using CouplingTable = rows::Coupling;
 using CouplingEndTable = rows::CouplingEnd;
 using TreeTable = rows::Link;
+using TendonTable = rows::Tendon;
 using Fill = rows::Fill;
 
 // An equality row with a multiplier: held directions of joints, and couplings.
@@ -87,6 +88,9 @@ struct Tables : rows::Head {
     std::vector<CoupleTable> couples;
     std::vector<CouplingTable> couplings;
     std::vector<CouplingEndTable> coupling_ends;
+    std::vector<TendonTable> tendons;
+    std::vector<int32_t> tendon_bodies, tendon_blocks;  // bodies of their places, and blocks for pairs of places (−1: none)
+    std::vector<rows::TendonPart> tendon_parts;
     std::vector<double> polytope_numbers;
     std::vector<Polytope> polytopes;
     std::vector<TreeTable> tree;  // the spanning tree, from the world outward; empty where it does not reach a body
@@ -106,6 +110,10 @@ struct Tables : rows::Head {
         p = read<rows::Coupling>(p, couplings, num_couplings);
         p = read<rows::CouplingEnd>(p, coupling_ends, num_coupling_ends);
         p = read<rows::Link>(p, tree, num_links);
+        p = read<rows::Tendon>(p, tendons, num_tendons);
+        p = read<int32_t>(p, tendon_bodies, num_tendon_bodies);
+        p = read<rows::TendonPart>(p, tendon_parts, num_tendon_parts);
+        p = read<int32_t>(p, tendon_blocks, num_tendon_blocks);
         if (num_polytope_words) {  // an empty vector has no address that memcpy may take
             polytope_numbers.resize(num_polytope_words / 2);
             std::memcpy(polytope_numbers.data(), p, num_polytope_words * sizeof(int32_t));
@@ -167,6 +175,7 @@ struct MechanismTable : Tables {
             if (joint.held() || joint.num_cones) is_free[joint.child] = is_free[joint.parent] = 0;
         for (const CouplingEndTable &end : coupling_ends)
             for (const int32_t body : end.body) is_free[body] = 0;
+        for (const int32_t body : tendon_bodies) is_free[body] = 0;
         is_braced.assign(frictions.size(), 0);
         for (int c = 0; c < num_contacts; ++c) {
             const auto holds = [&](const ContactTable &contact) {

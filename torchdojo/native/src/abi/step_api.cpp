@@ -118,7 +118,7 @@ void td_rollout_adjoint(void *handle, const TdOptions *o, const TdRollout *r, co
     const int64_t size = h.table.num_parameters + h.table.num_samples, lanes = h.lanes();
     const int64_t blocks = num_blocks(r->environments, partial ? sum_blocks : o->threads, lanes);
     std::vector<double> sums(partial ? size_t(blocks * size) : 0);
-    if (!r->law) expect(g->grad_u, r->environments * r->steps * h.table.num_inputs);
+    if (!r->law && !r->drives) expect(g->grad_u, r->environments * r->steps * h.table.num_inputs);
     const auto part = [&](int64_t first, int64_t last, bool many, int64_t block) {
         double *grad_parameters = partial ? &sums[block * size] : g->grad_parameters;
         h.backward(many, options, o->grad_kappa, *r, *g, grad_parameters, first, last);

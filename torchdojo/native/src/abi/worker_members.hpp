@@ -3,6 +3,7 @@
 
 #include <mutex>
 
+#include "abi/driven.hpp"
 #include "abi/worker.hpp"
 #include "elements/actuation.hpp"
 #include "elements/feedback.hpp"
@@ -48,10 +49,11 @@ struct ForwardWorkspace {
     Recovery recovery;
     SplitSteps<T> splits;
     Actuation actuation;
+    DrivenForward<T> drives;
     Feedback feedback;
     std::vector<double> impulses, inputs;  // of one step in each lane: impulses that a period sums, and inputs by a law
     explicit ForwardWorkspace(const MechanismTable &m)
-        : stepper(m), recovery(m), splits(m), actuation(m), feedback(m), impulses(size_t(lanes<T>) * m.num_impulses),
+        : stepper(m), recovery(m), splits(m), actuation(m), drives(m), feedback(m), impulses(size_t(lanes<T>) * m.num_impulses),
           inputs(size_t(lanes<T>) * m.num_inputs) {}
 };
 
@@ -60,9 +62,10 @@ struct BackwardWorkspace {
     StepGradient<T> gradient;
     SplitGradient split;
     Actuation actuation;
+    DrivenBackward<T> drives;
     std::vector<double> grad_z, carried, grad_wrench, near_limit, inputs, grad_inputs;
     explicit BackwardWorkspace(const MechanismTable &m)
-        : gradient(m), split(m), actuation(m), grad_z(size_t(lanes<T>) * state_size * m.num_bodies), carried(grad_z),
+        : gradient(m), split(m), actuation(m), drives(m), grad_z(size_t(lanes<T>) * state_size * m.num_bodies), carried(grad_z),
           grad_wrench(size_t(lanes<T>) * 6 * m.num_bodies), inputs(size_t(lanes<T>) * m.num_inputs), grad_inputs(inputs) {}
 };
 
@@ -107,36 +110,6 @@ Worker<T>::Worker(const MechanismTable &m) : mechanism(m), pools(std::make_uniqu
 template <class T>
 Worker<T>::~Worker() = default;
 
-// The period of step t. A division would cost a tenth of a free body's step.
-TD_INLINE int64_t period_of(const TdRollout &r, int64_t t) { return r.repeat == 1 ? t : t / r.repeat; }
-
-// Step t of environment n. The job is written in place. A copy in wider registers would wait for the pointers just written, a tenth of
-// the time of a free body's step. If only the ends of periods are stored, a step may end where it starts.
-TD_INLINE void describe(const MechanismTable &m, const TdRollout &r, int64_t n, int64_t t, Job &job) {
-    const int64_t nz = state_size * m.num_bodies, nw = m.num_unknowns;
-    int64_t at = n * r.steps + t, period = at, place = t, last = t - 1;  // places of the results of this step and of the one before
-    if (r.repeat > 1) {
-        period = at / r.repeat;  // periods are whole
-        if (r.every > 1) at = period, place = t / r.every, last = (t - 1) / r.every;
-    }
-    job.timestep_factor = 1.0, job.spent = 0, job.rescue = false;
-    job.parameters = r.parameters + n * r.parameter_stride;
-    job.z = t ? r.z + n * r.z_stride + last * nz : r.z0 + n * r.z0_stride;
-    job.u = r.u ? r.u + period * m.num_inputs : nullptr;
-    job.wrench = r.wrench ? r.wrench + n * 6 * m.num_bodies : nullptr;
-    auto solution = [&](int64_t place) { return r.w + (n * r.w_steps + (r.w_steps > 1 ? place : 0)) * nw; };
-    job.warm = t ? solution(last) : r.warm ? r.warm + n * nw : nullptr;
-    job.z_next = r.z + n * r.z_stride + place * nz;
-    job.impulses = r.impulses + period * m.num_impulses;
-    job.w = solution(place);
-    job.status = r.status + at, job.iterations = r.iterations + at, job.substeps = r.substeps + at;
-}
-
-// The place of the controls of step t, and of their gradients, where a law turns them into inputs.
-TD_INLINE int64_t control_of(const TdRollout &r, int64_t n, int64_t t) {
-    return (n * period_of(r, r.steps) + period_of(r, t)) * r.law->actuators;
-}
-
 // Sets the input of step t of environment n, which is computed into `inputs`, where there is a law.
 inline void actuate(const TdRollout &r, int64_t n, int64_t t, Actuation &actuation, double *inputs, Job &job) {
     if (!r.law) return;
@@ -160,6 +133,20 @@ struct RolloutFeed {
     RolloutFeed(const MechanismTable &m, const TdRollout &r, const Options &o, ForwardWorkspace<T> &workspace, int64_t first, int64_t last)
         : mechanism(m), rollout(r), options(o), workspace(workspace), next_environment(first), last(last) {
         for (int lane = 0; lane < lanes<T>; ++lane) step[lane] = r.steps;
+        if (r.drives) workspace.drives.begin(r);
+    }
+    // Takes the drives of the steps that these lanes get next, all at once.
+    void expect(const bool *wanted) {
+        if (!rollout.drives) return;
+        int64_t upcoming = next_environment;
+        bool found = false;
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            const bool begins = step[lane] == rollout.steps;
+            if (!wanted[lane] || workspace.splits.depth(lane) || (begins && upcoming == last)) continue;
+            workspace.drives.want(lane, begins ? upcoming++ : environment[lane], begins ? 0 : step[lane]);
+            found = true;
+        }
+        if (found) workspace.drives.run(rollout, workspace.inputs.data());
     }
     bool next(int lane, Job &job) {
         if (workspace.splits.next(lane, job)) return true;
@@ -174,6 +161,7 @@ struct RolloutFeed {
             if (rollout.feedback && t % rollout.repeat == 0) apply(*rollout.feedback, n, t, job);
             double *inputs = workspace.inputs.data() + size_t(lane) * mechanism.num_inputs;
             actuate(rollout, n, t, workspace.actuation, inputs, job);
+            if (rollout.drives) workspace.drives.set(rollout, lane, n, t, workspace.inputs.data(), job);
             if (rollout.repeat > 1) {
                 job.impulses = &workspace.impulses[size_t(lane) * mechanism.num_impulses];
                 if (rollout.every > 1) job.status = &status[lane], job.iterations = &iterations[lane], job.substeps = &substeps[lane];
@@ -282,6 +270,8 @@ void Worker<T>::backward(const Options &options, double grad_kappa, const TdRoll
                          int64_t first, int64_t last) {
     auto workspace = pools->backward.take();
     const MechanismTable &m = mechanism;
+    if (r.drives) workspace->drives.begin(r);
+    const bool controlled = r.law || r.drives, pushed = g.grad_wrench || (r.drives && r.drives->pushes);
     const int64_t nz = state_size * m.num_bodies, nf = 6 * m.num_bodies, nu = m.num_inputs;
     GradientJob jobs[lanes<T>];
     const double *from[lanes<T>];  // the state of each step
@@ -311,14 +301,15 @@ void Worker<T>::backward(const Options &options, double grad_kappa, const TdRoll
                 job = GradientJob{};
                 describe(m, r, n, t, job.step);
                 actuate(r, n, t, workspace->actuation, workspace->inputs.data() + j * nu, job.step);
+                if (r.drives) workspace->drives.set(r, n, t, job.step);
                 from[j] = job.step.z;
                 job.w = job.step.w;
                 job.grad_z_next = carried;
                 const int64_t period = n * period_of(r, r.steps) + period_of(r, t);
                 job.grad_impulses = g.grad_impulses ? g.grad_impulses + period * m.num_impulses : nullptr;
                 job.grad_z = &workspace->grad_z[j * nz];
-                job.grad_u = r.law ? workspace->grad_inputs.data() + j * nu : g.grad_u ? g.grad_u + at * nu : nullptr;
-                job.grad_wrench = g.grad_wrench ? &workspace->grad_wrench[j * nf] : nullptr;
+                job.grad_u = controlled ? workspace->grad_inputs.data() + j * nu : g.grad_u ? g.grad_u + at * nu : nullptr;
+                job.grad_wrench = pushed ? &workspace->grad_wrench[j * nf] : nullptr;
                 job.grad_parameters = grad_parameters ? grad_parameters + n * r.parameter_stride : nullptr;
                 job.grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
                 if (r.status[at] == success && r.substeps[at] == 1) {
@@ -345,6 +336,9 @@ void Worker<T>::backward(const Options &options, double grad_kappa, const TdRoll
                     workspace->actuation.adjoint(*r.law, r.parameters + n * r.parameter_stride, n, from[j], r.u + place,
                                                  &workspace->grad_inputs[j * nu], g.grad_u + place, &workspace->grad_z[j * nz]);
             }
+            if (r.drives)
+                workspace->drives.pull_back(r, start, count, t, from, workspace->grad_inputs.data(), workspace->grad_wrench.data(),
+                                            g.grad_u, workspace->grad_z.data());
             std::copy_n(workspace->grad_z.begin(), count * nz, workspace->carried.begin());
             if (g.grad_wrench)
                 for (int64_t k = 0; k < count * nf; ++k) g.grad_wrench[start * nf + k] += workspace->grad_wrench[k];

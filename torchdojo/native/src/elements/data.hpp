@@ -137,4 +137,15 @@ struct CouplingData {
     T gap;  // of the row at the next configuration, where it is on
 };
 
+template <class T>
+struct TendonData {
+    T given, damping, stiffness;  // h (k e + u); h D; the derivative of `given` by the length
+};
+
+// The derivative of a length: by the displacement of a body, world frame, and by its rotation, body frame.
+template <class S>
+struct Pull {
+    Vec3<S> force, torque;
+};
+
 }  // namespace torchdojo

@@ -20,6 +20,7 @@
 #include "elements/joint.hpp"
 #include "elements/joint_adjoint.hpp"
 #include "elements/joint_parameters.hpp"
+#include "elements/tendon.hpp"
 
 namespace torchdojo {
 
@@ -27,6 +28,6 @@ template <class T>
 struct Joints : JointEquations<T>, JointAdjoint<T>, JointParameters<T> {};
 
 template <class T>
-using Elements = List<Joints<T>, Couplings<T>, Contacts<T>>;
+using Elements = List<Joints<T>, Couplings<T>, Tendons<T>, Contacts<T>>;
 
 }  // namespace torchdojo

@@ -173,9 +173,11 @@ private:
     RotationVector<T> angle;          // of p, for several rotations
 
     TD_INLINE Relative<T> relative(const BodyPose<T> &a, const BodyPose<T> &b) const {
-        Relative<T> r;
-        r.y = b.x + b.R * axes.child_anchor() - a.x;
-        r.y_parent = transposed_times(a.R, r.y);
+        Relative<T> r{};
+        if (axes.joint.free_t()) {  // nothing else reads the displacement
+            r.y = b.x + b.R * axes.child_anchor() - a.x;
+            r.y_parent = transposed_times(a.R, r.y);
+        }
         r.p = conjugate(a.q * axes.offset_quaternion) * b.q;
         return r;
     }

@@ -50,7 +50,7 @@ public:
     void solve(const Problem<T> &problem, const T *w, const R *g, bool by_impulses, bool sparse = false) {
         if constexpr (std::is_same_v<T, R>)
             if (tree) return solve_on_tree(problem, w, g, by_impulses);
-        begin(w, g);
+        begin(problem, w, g);
         const MechanismTable &m = mechanism;
         const int passes = !any(refinement.needed) ? 0 : give ? constant::limit_refinements : m.has_loops ? constant::most_refinements : 1;
         if (passes) wanted = right;
@@ -121,7 +121,7 @@ private:
     std::vector<Mat3<T>> known_spin;  // derivative of the constant angular momentum by ω
 
     // Right-hand sides from the gradient g of w, and sums of multipliers, which start at zero.
-    void begin(const T *w, const R *g) {
+    void begin(const Problem<T> &problem, const T *w, const R *g) {
         point = w;
         const MechanismTable &m = mechanism;
         for (int i = 0; i < m.num_bodies; ++i)
@@ -129,6 +129,7 @@ private:
         for (const JointTable &joint : m.joints)
             for (int k = joint.held(); k < joint.size; ++k) right[joint.right + k] = R{};
         for (const MultiplierTable &row : m.multipliers) right[row.right] = g[row.row];
+        if (m.num_tendons) Tendons<T>::begin(*this, problem, g);
         for (const ContactTable &friction : m.frictions)  // sums; other rows are assigned, or stay zero
             std::fill_n(&multiplier[friction.friction_impulse()], friction.friction_size(), R{});
         std::fill(touching.begin(), touching.end(), Vec3<R>{});
@@ -145,7 +146,7 @@ private:
 
     // `solve` on the tree. Impulses of limits and frictions of joints lose no digits there, only pressed contacts do.
     void solve_on_tree(const Problem<T> &problem, const T *w, const R *g, bool by_impulses) {
-        begin(w, g);
+        begin(problem, w, g);
         tree_adjoint.begin(problem, right.data());
         if (by_impulses) {
             add_cone_multipliers(problem, g, nullptr);

@@ -30,7 +30,7 @@ template <class T>
 class JointJacobian {
 public:
     static bool fits(const MechanismTable &m) {
-        return Tree<T>::fits(m) && !m.num_pairs && int(m.tree.size()) == m.num_bodies &&
+        return Tree<T>::fits(m) && !m.num_pairs && !m.num_tendons && int(m.tree.size()) == m.num_bodies &&
                std::all_of(m.joints.begin(), m.joints.end(), [&](const JointTable &joint) {
                    return JointRows<T>::covers(joint) && (joint.size || joint.parent == m.num_bodies);  // others part the tree
                });

@@ -10,6 +10,7 @@
 
 #include <algorithm>
 
+#include "solver/feed.hpp"
 #include "solver/cones.hpp"
 #include "solver/equations.hpp"
 #include "solver/foresight.hpp"
@@ -31,10 +32,9 @@ public:
     template <class Feed>
     void run(Feed &feed, const Options &options, const double *shared) {
         bind(options, shared);
-        for (int lane = 0; lane < lanes<T>; ++lane) {
-            phase[lane] = idle;
-            take(feed, lane);
-        }
+        std::fill_n(phase, lanes<T>, finished);
+        expect(feed, phase, finished);
+        for (int lane = 0; lane < lanes<T>; ++lane) take(feed, lane);
         place(feed);
         while (any_active()) tick(feed), place(feed);
     }
@@ -116,8 +116,7 @@ private:
     Phase phase[lanes<T>];
     Attempt attempt[lanes<T>];
     bool stuck[lanes<T>], loaded = false;
-    bool polished
-        [lanes<T>];  // whether the point before had no residual that rounding cannot explain: Newton's step then leaves only rounding
+    bool polished[lanes<T>];  // whether rounding explains the residual of the point before: Newton's step then leaves only rounding
     bool may_split[lanes<T>];  // whether shorter steps may replace the step
     double fastest[lanes<T>];  // largest sine |a| of a body before the step (solver/speed.py)
     bool resting[lanes<T>]{};  // whether the last step takes no iteration
@@ -292,6 +291,7 @@ private:
     template <class Feed>
     void take_next(Feed &feed) {
         if (any_active() && all_nearly_there()) return;
+        expect(feed, phase, finished);
         for (int lane = 0; lane < lanes<T>; ++lane)
             if (phase[lane] == finished) take(feed, lane);
     }

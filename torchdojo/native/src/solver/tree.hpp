@@ -36,7 +36,7 @@ class Tree {
 public:
     // Whether a mechanism consists of trees and of contacts that each concern one body and have no law of impacts.
     static bool fits(const MechanismTable &m) {
-        if (m.has_loops || m.num_couplings || m.num_couples) return false;
+        if (m.has_loops || m.num_couplings || m.num_couples || m.num_damped_tendons) return false;
         for (const PairTable &pair : m.pairs)
             if (pair.kind_b != geometry::heights) return false;
         std::vector<int> joints(m.num_bodies + 1);

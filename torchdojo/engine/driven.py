@@ -1,0 +1,142 @@
+"""Drives whose laws the kernel takes inside its steps: which ones, and their table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from torchdojo import quaternion as quat
+from torchdojo.elements.actuator_laws import DYNAMICS, FORCES
+from torchdojo.engine.drive_tables import numbers_of
+from torchdojo.engine.requests import request_of
+from torchdojo.native import driving
+from torchdojo.native.drive_kinds import DriveDynamics, DriveTarget
+from torchdojo.native.step import differentiates
+from torchdojo.state.layout import TWIST_SIZE
+
+__all__ = ["Lowered", "lower_drives"]
+
+#: Laws that the kernel has. A name of the tables that a user gave another law stays in PyTorch.
+_DYNAMICS = dict(zip(DriveDynamics, (DYNAMICS[law.name.lower()] for law in DriveDynamics), strict=True))
+_FORCES = {name: FORCES[name] for name in ("affine", "muscle")}
+_INFINITE = -torch.inf, torch.inf
+
+
+class Owner(Protocol):
+    """`Drives`: its mechanism, its drives by name, and the names of those with an activation."""
+
+    mech: Any
+    activated: tuple[str, ...]
+
+    @property
+    def drives(self) -> Mapping[str, Any]: ...
+
+
+def _curve(drive: Any, part: str) -> Tensor:
+    """Numbers of the gain or the bias: three, or those of the curves of a muscle."""
+    numbers = numbers_of(getattr(drive, f"{part}_numbers"))
+    if getattr(drive, part) != "muscle":
+        return numbers[..., :3]
+    return driving.muscle_numbers(part, numbers, numbers_of(cast(Any, drive.lengths)), numbers_of(drive.acc0))
+
+
+class Lowered:
+    """The drives of a mechanism as the kernel takes them.
+
+    constant: whether no number is a tensor, which may change in place. Then the table is kept, as long as sites stay where they are.
+    """
+
+    def __init__(self, owner: Owner, constant: bool) -> None:
+        self._owner, self._program, self._constant = owner, cast(Any, None), constant
+        self._table: driving.DriveTable | None = None
+        sites = [drive.site for drive in owner.drives.values() if drive is not None and drive.site is not None]
+        self._places = [place for site in sites for place in (site.position, site.orientation)]
+        self._kept: list[Tensor] = []
+
+    def table(self) -> driving.DriveTable | None:
+        """The table; None where numbers require grad."""
+        program = self._owner.mech.backends.program
+        if any(place.requires_grad for place in self._places):
+            return None
+        stays = program is self._program and self._constant and all(map(torch.equal, self._places, self._kept))
+        if self._table is None or not stays:
+            self._program, self._table = program, self._lower(program)
+            self._kept = [place.detach().clone() for place in self._places]
+        return self._table
+
+    def _lower(self, program: Any) -> driving.DriveTable | None:
+        rows, numbers = [], []
+        joints = {id(joint): i for i, joint in enumerate(joint for group in program.joint_groups for joint in group.members)}
+        tendons = {id(tendon): i for i, tendon in enumerate(tendon for group in program.tendon_groups for tendon in group.members)}
+        mech, activated = self._owner.mech, self._owner.activated
+        layout, bodies = mech.input_layout, list(mech.bodies)
+        for name, drive in self._owner.drives.items():
+            assert drive is not None
+            own: dict[str, Tensor] = {}
+            values = dict.fromkeys(("body", "joint", "coordinate", "tendon", "input"), -1)
+            if drive.site is not None:
+                push, turn = (quat.rotate(drive.site.orientation, part) for part in numbers_of(drive.gear).split(3, dim=-1))
+                own |= {"push": push, "turn": turn + quat.cross(drive.site.position.expand_as(push), push)}
+                values |= {"target": DriveTarget.SITE, "body": bodies.index(drive.site.body)}
+            elif drive.tendon is not None:
+                values |= {"target": DriveTarget.TENDON, "tendon": tendons[id(mech.tendons[drive.tendon])]}
+                values |= {"input": layout[drive.tendon].start}
+                own |= {"gear": numbers_of(drive.gear)[..., None]}
+            else:
+                place = layout[drive.joint].start + drive.coordinate
+                values |= {"target": DriveTarget.JOINT, "joint": joints[id(mech.joints[drive.joint])]}
+                values |= {"coordinate": drive.coordinate, "input": place}
+                own |= {"gear": numbers_of(drive.gear)[..., None], "length0": numbers_of(drive.length0)[..., None]}
+            dynamics = next(law for law, known in _DYNAMICS.items() if known is DYNAMICS[drive.dynamics])
+            values |= {
+                "activation": activated.index(name) if name in activated else -1,
+                "dynamics": int(dynamics),
+                "muscle_gain": drive.gain == "muscle",
+                "muscle_bias": drive.bias == "muscle",
+                "early": int(drive.early),
+            }
+            own |= {
+                "dynamics": numbers_of(drive.dynamics_numbers),
+                **{part: _curve(drive, part) for part in ("gain", "bias")},
+            }
+            own |= {key: numbers_of(getattr(drive, key) or _INFINITE) for key in ("ctrlrange", "forcerange", "actrange")}
+            if any(value.requires_grad for value in own.values()):
+                return None
+            rows.append(values)
+            numbers.append(own)
+        return driving.drive_table(rows, numbers, len(activated))
+
+    def periods(self, reference: driving.Reference, given: driving.Given, repeat: int, single: bool) -> driving.Periods | None:
+        """The period of controls (..., n), or the periods of (..., P, n); None where PyTorch takes the laws between the steps."""
+        mech, (z, ctrl, act, wrench, warm) = self._owner.mech, given
+        for tensor in (z, ctrl, act, wrench):
+            if tensor is not None and not (isinstance(tensor, Tensor) and tensor.dtype == torch.float64 and not tensor.is_cuda):
+                return None
+        backends = mech.backends
+        _, request = request_of(backends.system, mech.options, z, None, repeat=repeat)
+        parameters = backends.driving(request)
+        table = None if parameters is None else self.table()
+        if parameters is None or table is None or (torch.is_grad_enabled() and not differentiates(request)):
+            return None
+        mech.check_state(z)
+        if wrench is not None:
+            mech.check_tensor("wrench", wrench, TWIST_SIZE * mech.num_bodies)
+        if warm is not None:
+            mech.check_tensor("warm_start", warm, mech.layout.num_unknowns)
+            warm = warm.detach()
+        return driving.periods(backends.program, request, parameters, table, reference, (z, ctrl, act, wrench, warm), single)
+
+
+def lower_drives(owner: Owner, constant: bool) -> Lowered | None:
+    """The drives for the kernel; None where it lacks one of them: those of `mech.actuators`, and laws of one's own."""
+    for drive in owner.drives.values():
+        if drive is None:
+            return None
+        if not any(known is DYNAMICS[drive.dynamics] for known in _DYNAMICS.values()):
+            return None
+        if any(FORCES[name] is not _FORCES.get(name) for name in (drive.gain, drive.bias)):
+            return None
+    return Lowered(owner, constant)

@@ -1,0 +1,25 @@
+"""What drives act on, and how their activations follow, as the kernel counts them."""
+
+from __future__ import annotations
+
+import enum
+
+__all__ = ["DriveDynamics", "DriveTarget"]
+
+
+class DriveTarget(enum.IntEnum):
+    """What a drive acts on."""
+
+    JOINT = 0
+    SITE = 1
+    TENDON = 2
+
+
+class DriveDynamics(enum.IntEnum):
+    """How an activation follows its control, by the names of `DYNAMICS` (elements/actuator_laws.py)."""
+
+    NONE = 0
+    INTEGRATOR = 1
+    FILTER = 2
+    FILTEREXACT = 3
+    MUSCLE = 4

@@ -1,0 +1,286 @@
+// Paths of tendons: length, its gradient, and products with the derivative of both (elements/tendon_paths.py).
+//
+// The gradient g has a pull on each place of the tendon: by the displacement in the world frame, and by the rotation in the body frame. Of a
+// string, g is the gradient of L. So the derivative of g·c by the poses is the derivative of g along c, plus c_φ × g_φ: rotations in body
+// frames do not commute. A sum of coordinates has the directions in which limits of joints push, whose derivative is written out.
+#pragma once
+
+#include "base/wrapping.hpp"
+#include "elements/data.hpp"
+#include "elements/joint_motion.hpp"
+
+namespace torchdojo {
+
+namespace constant {
+constexpr double no_direction = 1e-15;  // [m] shorter parts have no direction
+}  // namespace constant
+
+template <class T>
+class TendonPath {
+public:
+    // parameters: packed. poses: of the bodies, by number; the world is the last.
+    template <class Poses>
+    TendonPath(const MechanismTable &m, const TendonTable &tendon, const T *parameters, Poses &&pose_of)
+        : m(m), tendon(tendon), parameters(parameters) {
+        for (int i = 0; i < tendon.num_bodies; ++i) poses[i] = &pose_of(body(i));
+    }
+
+    int places() const { return tendon.num_bodies; }
+    int body(int place) const { return m.tendon_bodies[tendon.first_body + place]; }
+
+    // Length; sets the pulls of all places.
+    T length(Pull<T> *pulls) const {
+        if (!tendon.spatial) return sum_of_coordinates(pulls);
+        Placed<T> placed[most_tendon_bodies];
+        for (int i = 0; i < places(); ++i) placed[i] = {poses[i]->x, poses[i]->R};
+        return along(placed, pulls);
+    }
+
+    // Calls add(place, x, φ) with gradients of by_length · L + g · c by the poses, for the pulls of `length`.
+    template <class R, class F>
+    void pull_back(const Pull<T> *pulls, const R &by_length, const Pull<R> *c, F &&add) const {
+        if (!tendon.spatial) return pull_back_sum(by_length, c, add);
+        using S = Tangent<T, R>;
+        Placed<S> placed[most_tendon_bodies];
+        Pull<S> moved[most_tendon_bodies];
+        for (int i = 0; i < places(); ++i) {
+            const BodyPose<T> &pose = *poses[i];
+            placed[i].x = {{pose.x.x, c[i].force.x}, {pose.x.y, c[i].force.y}, {pose.x.z, c[i].force.z}};
+            for (int r = 0; r < 3; ++r) {
+                const Vec3<R> by_turn = cross(pose.R.row(r), c[i].torque);
+                for (int k = 0; k < 3; ++k) placed[i].R.m[3 * r + k] = {pose.R.m[3 * r + k], by_turn[k]};
+            }
+        }
+        along(placed, moved);
+        const auto slope = [](const Vec3<S> &v) { return Vec3<R>{v.x.d, v.y.d, v.z.d}; };
+        for (int i = 0; i < places(); ++i)
+            add(i, by_length * pulls[i].force + slope(moved[i].force),
+                by_length * pulls[i].torque + slope(moved[i].torque) + cross(c[i].torque, pulls[i].torque));
+    }
+
+private:
+    template <class S>
+    struct Placed {
+        Vec3<S> x;
+        Mat3<S> R;
+        Vec3<S> point(const Vec3<T> &p) const { return x + R * p; }
+    };
+    const MechanismTable &m;
+    const TendonTable &tendon;
+    const T *parameters;
+    const BodyPose<T> *poses[most_tendon_bodies];
+
+    // -- strings ---------------------------------------------------------------------------------------------------------------------
+
+    // A site of the path: its place, where it is on its body and in the world, and the force of the spans that meet there.
+    template <class S>
+    struct Site {
+        int32_t number = -1, place = -1;  // −1: none yet
+        Vec3<T> local;
+        Vec3<S> at, force;
+    };
+
+    Vec3<T> local(int32_t position) const { return load3(parameters + position); }
+
+    template <class S>
+    static Vec3<S> nothing() {
+        const S none = S(T{});
+        return {none, none, none};
+    }
+
+    // Lets the force act at the site.
+    template <class S>
+    static void leave(const Placed<S> *placed, const Site<S> &site, Pull<S> *pulls) {
+        Pull<S> &pull = pulls[site.place];
+        pull.force = pull.force + site.force;
+        pull.torque = pull.torque + cross(site.local, transposed_times(placed[site.place].R, site.force));
+    }
+
+    template <class S>
+    Site<S> site(const Placed<S> *placed, int32_t number, int32_t place) const {
+        Site<S> result;
+        result.number = number, result.place = place, result.local = local(number);
+        result.at = placed[place].point(result.local), result.force = nothing<S>();
+        return result;
+    }
+
+    // Distance and unit vector; zero between points that coincide.
+    template <class S>
+    static S straight(const Vec3<S> &way, Vec3<S> &unit) {
+        const auto v = values(way);
+        const auto far = max(max(abs(v.x), abs(v.y)), abs(v.z)) >= broadcast<T>(constant::no_direction);
+        const S distance = root(select(far, dot(way, way), S(broadcast<T>(1.0)))), inverse = inverse_of(distance);
+        const S none = S(T{});
+        unit = {select(far, inverse * way.x, none), select(far, inverse * way.y, none), select(far, inverse * way.z, none)};
+        return select(far, distance, none);
+    }
+
+    template <class S>
+    S along(const Placed<S> *placed, Pull<S> *pulls) const {
+        S total = S(T{});
+        for (int i = 0; i < places(); ++i) pulls[i].force = pulls[i].torque = nothing<S>();
+        Site<S> here;
+        for (int k = 0; k < tendon.num_parts; ++k) {
+            const rows::TendonPart &part = m.tendon_parts[tendon.first_part + k];
+            if (here.number != part.start || here.place != part.start_body) {
+                if (k) leave(placed, here, pulls);
+                here = site(placed, part.start, part.start_body);
+            }
+            Site<S> next = site(placed, part.end, part.end_body);
+            const S weight = part.divisor < 0 ? S(broadcast<T>(1.0)) : S(inverse_of(parameters[part.divisor]));
+            if (part.radius >= 0) {
+                wrapped(placed, part, weight, total, here, next, pulls);
+            } else {
+                Vec3<S> unit;
+                const S way = straight(next.at - here.at, unit);
+                total = total + (part.divisor < 0 ? way : weight * way);
+                if (part.start_body != part.end_body) {
+                    if (part.divisor >= 0) unit = weight * unit;
+                    here.force = here.force - unit, next.force = unit;
+                }
+            }
+            leave(placed, here, pulls);
+            here = next;
+        }
+        leave(placed, here, pulls);
+        return total;
+    }
+
+    // A span with a surface, lane by lane.
+    template <class S>
+    __attribute__((noinline)) void wrapped(const Placed<S> *placed, const rows::TendonPart &part, const S &weight, S &total, Site<S> &here,
+                                           Site<S> &next, Pull<S> *pulls) const {
+        const Vec3<S> &start = here.at, &end = next.at;
+        const Placed<S> &surface = placed[part.surface_body];
+        const Vec3<S> center = surface.point(local(part.center));
+        const Mat3<T> axes = rotation_matrix(load4(parameters + part.turn));
+        Mat3<S> frame;
+        for (int i = 0; i < 3; ++i) {
+            const Vec3<S> column = surface.R * axes.column(i);
+            frame.m[i] = column.x, frame.m[3 + i] = column.y, frame.m[6 + i] = column.z;
+        }
+        Vec3<S> side{};
+        if (part.side >= 0) side = placed[part.side_body].point(local(part.side));
+        Vec3<S> first = end, second = start;
+        S arc = S(T{});
+        Mask<T> wraps{};
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            using L = decltype(lane_of(S(), 0));
+            Mat3<L> own;
+            for (int i = 0; i < 9; ++i) own.m[i] = lane_of(frame.m[i], lane);
+            const Vec3<L> beside = lanes_of(side, lane);
+            const wrapping::Wrapped<L> path =
+                wrapping::wrap<L>(lanes_of(start, lane), lanes_of(end, lane), lanes_of(center, lane), own,
+                                  get(parameters[part.radius], lane), part.cylinder, part.side < 0 ? nullptr : &beside);
+            set_mask(wraps, lane, path.wraps);
+            if (!path.wraps) continue;
+            for (int i = 0; i < 3; ++i) set_lane(first[i], lane, path.first[i]), set_lane(second[i], lane, path.second[i]);
+            set_lane(arc, lane, path.arc);
+        }
+        // Without contact, both straight parts are the way from start to end.
+        Vec3<S> along, away;
+        const S way = straight(first - start, along), back = straight(end - second, away);
+        total = total + weight * (way + select(wraps, arc + back, S(T{})));
+        const S held = select(wraps, weight, S(T{}));
+        here.force = here.force - weight * along, next.force = weight * away;
+        const auto touch = [&](const Vec3<S> &point, const Vec3<S> &force) {
+            Pull<S> &pull = pulls[part.surface_body];
+            pull.force = pull.force + force;
+            pull.torque = pull.torque + cross(transposed_times(surface.R, point - surface.x), transposed_times(surface.R, force));
+        };
+        touch(first, held * along), touch(second, -(held * away));
+    }
+
+    static double lane_of(const T &x, int lane) { return get(x, lane); }
+    template <class R>
+    static auto lane_of(const Tangent<T, R> &x, int lane) {
+        if constexpr (lanes<T> == lanes<R>) return Tangent<double, double>(get(x.v, lane), get(x.d, lane));
+        else return x;
+    }
+    template <class S>
+    static auto lanes_of(const Vec3<S> &v, int lane) {
+        return Vec3<decltype(lane_of(S(), 0))>{lane_of(v.x, lane), lane_of(v.y, lane), lane_of(v.z, lane)};
+    }
+    static void set_lane(T &to, int lane, double x) { set(to, lane, x); }
+    template <class R, class L>
+    static void set_lane(Tangent<T, R> &to, int lane, const L &x) {
+        if constexpr (lanes<T> == lanes<R>) set(to.v, lane, x.v), set(to.d, lane, x.d);
+        else to = x;
+    }
+
+    // -- sums of coordinates ---------------------------------------------------------------------------------------------------------
+
+    // A joint of the sum: its direction in the parent's frame, and the displacement of the child's anchor.
+    struct Term {
+        const JointTable &joint;
+        FreeAxes<T> axes;
+        bool translation;
+        const BodyPose<T> &a, &b;
+        Vec3<T> axis, in_parent;  // direction in the joint frame where it turns; in the frame of the parent
+        T coefficient;
+
+        Term(const TendonPath &path, int k)
+            : joint(path.m.joints[path.part(k).joint]), axes(joint, path.parameters), translation(path.part(k).coordinate < joint.free_t()),
+              a(*path.poses[2 * k]), b(*path.poses[2 * k + 1]), coefficient(path.parameters[path.part(k).start]) {
+            if (translation) {
+                in_parent = axes.translation(path.part(k).coordinate);
+            } else {
+                axis = axes.rotation(path.part(k).coordinate - joint.free_t());
+                in_parent = axes.offset * axis;
+            }
+        }
+        Vec3<T> anchor() const { return axes.child_anchor(); }
+        Vec3<T> displacement() const { return transposed_times(a.R, b.x + b.R * anchor() - a.x); }
+        Quat<T> turn() const { return conjugate(a.q * axes.offset_quaternion) * b.q; }
+        Vec3<T> in_child() const { return transposed_times(b.R, a.R * in_parent); }
+    };
+    const rows::TendonPart &part(int k) const { return m.tendon_parts[tendon.first_part + k]; }
+
+    T sum_of_coordinates(Pull<T> *pulls) const {
+        T total = parameters[tendon.offset];
+        for (int k = 0; k < tendon.num_parts; ++k) {
+            const Term term(*this, k);
+            const T &s = term.coefficient;
+            Pull<T> &parent = pulls[2 * k], &child = pulls[2 * k + 1];
+            if (term.translation) {
+                const Vec3<T> y = term.displacement(), force = term.a.R * term.in_parent;
+                total += s * dot(term.in_parent, y - term.axes.parent_anchor());
+                parent = {-(s * force), s * cross(term.in_parent, y)};
+                child = {s * force, s * cross(term.anchor(), term.in_child())};
+            } else {
+                total += s * angle_about(term.turn(), term.axis);
+                parent = {Vec3<T>{}, -(s * term.in_parent)}, child = {Vec3<T>{}, s * term.in_child()};
+            }
+        }
+        return total;
+    }
+
+    template <class R, class F>
+    void pull_back_sum(const R &by_length, const Pull<R> *c, F &&add) const {
+        for (int k = 0; k < tendon.num_parts; ++k) {
+            const Term term(*this, k);
+            const T &s = term.coefficient;
+            const Vec3<T> &F_ = term.in_parent, in_child = term.in_child();
+            const Pull<R> &parent = c[2 * k], &child = c[2 * k + 1];
+            if (term.translation) {
+                const Vec3<T> y = term.displacement(), force = term.a.R * F_, p = term.anchor();
+                // g·c = F_w·(c_b − c_a + R_b (γ_b × p)) + y·(γ_a × F)
+                const Vec3<R> swing = cross(child.torque, p), bent = cross(parent.torque, F_);
+                const Vec3<R> by_force = child.force - parent.force + term.b.R * swing, by_x = term.a.R * bent;
+                const R length = s * by_length;
+                add(2 * k, -(s * by_x) - length * force,
+                    s * (cross(F_, transposed_times(term.a.R, by_force)) - cross(y, bent)) + length * cross(F_, y));
+                add(2 * k + 1, s * by_x + length * force,
+                    s * (cross(swing, in_child) + cross(p, transposed_times(term.b.R, by_x))) + length * cross(p, in_child));
+            } else {
+                const RotationVector<T> none{};
+                const RowGradient<T, T> angle = angle_gradient(term.joint, term.axes.offset, term.turn(), none, term.axis);
+                const R length = s * by_length;
+                add(2 * k, Vec3<R>{}, s * cross(F_, transposed_times(term.a.R, term.b.R * child.torque)) + length * angle.phi_parent);
+                add(2 * k + 1, Vec3<R>{}, s * cross(child.torque, in_child) + length * angle.phi_child);
+            }
+        }
+    }
+};
+
+}  // namespace torchdojo
