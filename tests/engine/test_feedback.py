@@ -49,7 +49,7 @@ def test_candidates_against_a_loop(minimal: bool) -> None:
     size = 2 * mech.num_coordinates if minimal else 12 * mech.num_bodies
     nominal: Any = tuple(value[:, None, None] for value in mech.to_minimal(path.z)) if minimal else path.z[:, None, None]
     rule = {
-        "gain": (0.3 if minimal else 0.05) * torch.randn(2, 2, 1, STEPS, nu, size),
+        "gain": (0.1 if minimal else 0.05) * torch.randn(2, 2, 1, STEPS, nu, size),
         "feedforward": torch.randn(2, 2, 1, STEPS, nu),
         "scale": torch.tensor((1.0, 0.5, 0.0)),
         "bounds": (-1.5, 1.5),

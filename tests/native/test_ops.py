@@ -186,7 +186,7 @@ def test_why_the_kernel_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
     user = td.Mechanism({"a": td.Body(1.0, (1.0, 1.0, 1.0))}, {"j": Spring(None, "a", axis=(0, 1, 0))})
     z = user.initial_state()
     user.step(z)
-    with pytest.raises(RuntimeError, match="Spring, is not a built-in joint, coupling or contact"):
+    with pytest.raises(RuntimeError, match="Spring, is not a built-in joint, coupling, tendon or contact"):
         on(user, "native").step(z)
     extra = hopper()
     extra.joints["hip"].register_buffer("colour", torch.zeros(3))

@@ -193,7 +193,7 @@ class Nowhere(td.ImpactContact):
 
 
 def test_refused() -> None:
-    with pytest.raises(TypeError, match=r"check_element: got Body; allowed: a Joint, a Contact, a JointCoupling or a Tendon"):
+    with pytest.raises(TypeError, match=r"check_element: got Body; allowed: a Joint, a Contact, a Coupling or a Tendon"):
         td.testing.check_element(td.Body(1.0, (1, 1, 1)))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"found no states in which the contact is nearly closed.*give z="):
         td.testing.check_element(Nowhere("a"))
