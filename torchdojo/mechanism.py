@@ -199,6 +199,8 @@ class Mechanism(TendonSpace, Sensing):
     ) -> Trajectory:
         """Many steps, each warm-started from the step before. It warns, once, if contacts start inside a surface.
 
+        States with a `warm_start` come from a step, and are not looked at.
+
         Args:
             z: (..., 13 nb). u: (..., T, nu), or a policy z -> (..., nu) with `steps`, or None (zero) with `steps`.
             ctrl: instead of u, controls as in `step`, (..., T, number of actuators), or a policy z -> ctrl with `steps`.

@@ -48,6 +48,9 @@ def test_links_that_no_step_could_part_do_not_touch(write_mjcf: Write) -> None:
     z = mech.initial_state()
     assert not mech.rollout(z, steps=20).status.any()
     assert every.step(every.initial_state()).status.item() != 0
+    # Contacts that the caller gives stay as they are.
+    own = td.load(path, ground=False, contacts={"own": td.near_contacts("a", td.Sphere(0.05), "c", td.Sphere(0.05))["a_c_near0"]})
+    assert list(own.contacts) == ["own"]
     # Links that are apart touch as before, however near they are.
     assert frozenset("ac") in pairs(load(write_mjcf(ARM.format(start=".12")), contacts="all"))
 
@@ -61,6 +64,9 @@ def test_fingers_that_start_closed_have_places_for_their_faces(write_mjcf: Write
     assert [name for name in mech.contacts if "left" in name and "right" in name] == [
         name for name in mech.contacts if mech.contacts[name] in fingers
     ]
+    assert len(load(path, contacts="all", near=True, slots=5).contacts) < len(mech.contacts)
+    given = [c for c in load(path, contacts="all", near=True, slots=5).named_contacts().values() if {c.body, c.other} == {"left", "right"}]
+    assert len(given) == 5  # as the caller says
     squeezed = mech.rollout(mech.initial_state(), steps=20)  # by springs
     assert not squeezed.status.any()
     assert float(mech.distances(squeezed.z[-1]).min()) > 0

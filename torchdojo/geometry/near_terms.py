@@ -27,7 +27,7 @@ PARALLEL = (2e-3, 1e-2)  # sine of the angle between two edges below which their
 CONE = (0.1, 0.3)  # sine by which the normal of a crossing leaves the normals of an edge, over which it fades
 PAST = 1.5  # radii by which cores may overlap where edges cross: lines that are farther past each other belong to no nearest points
 PASSES = 8  # solves of a step at most, with terms that the one before has found
-HALVES = 3  # multiple of `max_total_iterations` after which no half of a step begins: few that succeed need more than one
+HALVES = 3  # multiple of `max_total_iterations` after which no half of a step begins. With 8, links held in each other took 4 s a step
 LOOKS = 8  # poses of a pair at most at which a step looks for overlaps, the last one included
 NOTHING, CORNER, OTHER_CORNER, CROSSING = -1, 0, 1, 2  # kinds of terms
 

@@ -23,7 +23,6 @@ from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.elements.couplings import infeasible
 from torchdojo.elements.joint import TURN
 from torchdojo.elements.near_rule import Near, NearRule
-from torchdojo.elements.touching import Filter
 from torchdojo.geometry.shapes import Shape
 from torchdojo.geometry.visuals import Visual
 from torchdojo.io.coupled import CouplingInfo, SumInfo, coupling_of
@@ -338,7 +337,9 @@ def assemble(
             return Mechanism(bodies, moving, chosen, couplings=couplings, timestep=timestep, gravity=gravity)
 
         mech = build(modules)
-        chosen = contacts_at_the_start(mech, bodies_on_ground("auto", 0, robot.joints), not isinstance(contacts, Filter), start)
+        every = isinstance(contacts, str) and contacts == "all"
+        free = bodies_on_ground("auto", 0, robot.joints)
+        chosen = contacts_at_the_start(mech, free, start, leave=every, widen=every and slots is None)
         if chosen is not None:
             mech = build(chosen)
     except ValueError as error:

@@ -23,10 +23,13 @@ from torchdojo.state.minimal import to_maximal
 __all__ = ["contacts_at_the_start"]
 
 TOUCHING = 1e-9  # [m] rounding of a contact that starts on its surface
+ZERO = "with coordinates zero or nearest to it"  # within limits
 SAMPLES = 64  # configurations in which links that never come apart overlap
 
 
-def contacts_at_the_start(mech: Mechanism, free: Collection[str], change: bool, findings: Findings) -> dict[str, Contact] | None:
+def contacts_at_the_start(
+    mech: Mechanism, free: Collection[str], findings: Findings, *, leave: bool, widen: bool
+) -> dict[str, Contact] | None:
     """The contacts that a mechanism should have in place of those of its file; None where it has them.
 
     Shapes of links stand for what is inside of them, and often reach into links that are some joints away. Joints hold them there, and a
@@ -35,8 +38,9 @@ def contacts_at_the_start(mech: Mechanism, free: Collection[str], change: bool, 
 
     Args:
         free: bodies whose contacts with the world are not looked at.
-        change: whether pairs may be left out and widened; a filter says what is wanted.
         findings: get what is left out, and what starts closed.
+        leave: whether pairs may be left out, which nobody has asked for by name.
+        widen: whether pairs may get more places, whose number nobody has given.
     """
     contacts = mech.named_contacts()
     fixed = {name: c for name, c in contacts.items() if getattr(c, "body", None) not in free or getattr(c, "other", None) is not None}
@@ -45,22 +49,26 @@ def contacts_at_the_start(mech: Mechanism, free: Collection[str], change: bool, 
     start = _start(mech)
     touching = _touching(mech, fixed, start)
     alone = [name for name in touching if getattr(fixed[name], "other", None) is None]
-    reason = "they start at or below their surface with coordinates zero, and may lock the robot; ground=False leaves out z = 0"
+    reason = (
+        "they start at or below their surface with coordinates zero or nearest to it, and may lock the robot; ground=False leaves out z = 0"
+    )
     findings.add("used", "contacts", alone, reason, "structure")
     inside = {name: fixed[name] for name in touching if name not in alone}
     if not inside:
         return None
-    stuck = _stuck(mech, inside, start) if change else {}
+    stuck = _stuck(mech, inside, start) if leave else {}
     reason = (
-        "they overlap with coordinates zero, or in all configurations, where joints hold them, and no step could part them; "
+        f"they overlap {ZERO}, or in all configurations, where joints hold them, and no step could part them; "
         "contacts=td.Filter() keeps them"
     )
     findings.add("ignored", "contacts between bodies", dict.fromkeys("-".join(map(str, names)) for names in stuck), reason)
     rest = {name: contact for name, contact in inside.items() if contact.body_names not in stuck}
     labels = dict.fromkeys("-".join(map(str, contact.body_names)) for contact in rest.values())
-    reason = "they start in each other with coordinates zero, and are pushed apart; contacts=td.Filter(exclude=[...]) leaves pairs out"
+    reason = (
+        "they start in each other with coordinates zero or nearest to it, and are pushed apart; td.Filter(exclude=[...]) leaves pairs out"
+    )
     findings.add("used", "bodies", labels, reason, "structure")
-    firsts = {id(contact) for contact in rest.values()} if change else set()
+    firsts = {id(contact) for contact in rest.values()} if widen else set()
     wider = {id(pair.slots[-1]): pair for pair in near_pairs(mech) if id(pair.slots[0]) in firsts}
     result: dict[str, Contact] = {}
     for name, contact in contacts.items():
