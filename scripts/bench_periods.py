@@ -14,6 +14,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -67,82 +68,116 @@ class Environment(nn.Module):
         return out.z, reward, out.z[..., 2] < 0.1
 
 
+class Start(NamedTuple):
+    """Settled states, controls and a warm start of a model, with leaves of the first two for gradients."""
+
+    z: Tensor
+    u: Tensor
+    warm: Tensor
+    z_leaf: Tensor
+    u_leaf: Tensor
+
+
 def measure(name: str, batch: int, repeats: int) -> list[str]:
     """A row of the table."""
     torch.manual_seed(0)
-    shared, own = td.models.make(name), td.models.make(name)
-    for body in own.bodies.values():
+    shared, varied = td.models.make(name), td.models.make(name)
+    for body in varied.bodies.values():
         body.mass = body.mass * (1 + 0.1 * torch.rand(batch, dtype=torch.float64))
     with torch.no_grad():
         path = shared.rollout(td.models.initial_state(name, shared, (batch,)), steps=30)
     z, warm = path.z[:, -1].contiguous(), path.solution[:, -1].contiguous()
     u = 0.3 * torch.randn(batch, shared.num_inputs, dtype=torch.float64)
-    leaf, held = z.clone().requires_grad_(), u.clone().requires_grad_()
+    start = Start(z, u, warm, z.clone().requires_grad_(), u.clone().requires_grad_())
+    ratios = [*per_environment(shared, varied, start, repeats), *one_call(shared, start, repeats)]
+    recomputed = checkpoints(shared, start, repeats)
+    ratios += [*laws(name, z, repeats), recomputed]
+    eager, compiled, eager_policy, compiled_policy = environments(shared, z, repeats)
+    values = [*ratios, eager / compiled, eager_policy / compiled_policy]
+    return [name, f"{batch}", *(f"{value:.2f}" for value in values), f"{1e6 * compiled:.0f}"]
+
+
+def per_environment(shared: td.Mechanism, varied: td.Mechanism, start: Start, repeats: int) -> tuple[float, float]:
+    """A step with numbers of each environment over one with shared numbers; forward, and with backward."""
 
     def forward(mech: td.Mechanism) -> Tensor:
         with torch.no_grad():
-            return mech.step(z, u, warm_start=warm).z
+            return mech.step(start.z, start.u, warm_start=start.warm).z
 
     def backward(mech: td.Mechanism) -> object:
-        return torch.autograd.grad(mech.step(leaf, held, warm_start=warm).z.sum(), (leaf, held))
+        out = mech.step(start.z_leaf, start.u_leaf, warm_start=start.warm)
+        return torch.autograd.grad(out.z.sum(), (start.z_leaf, start.u_leaf))
+
+    runs = [lambda: forward(shared), lambda: forward(varied), lambda: backward(shared), lambda: backward(varied)]
+    alone, alone_varied, both, both_varied = by_turns(runs, repeats)
+    return alone_varied / alone, both_varied / both
+
+
+def one_call(mech: td.Mechanism, start: Start, repeats: int) -> tuple[float, float]:
+    """Four calls of a step over one call with `repeat=4`; forward, and with backward."""
 
     def four(z: Tensor, u: Tensor) -> Tensor:
-        solution = warm
+        solution = start.warm
         for _ in range(4):
-            out = shared.step(z, u, warm_start=solution)
+            out = mech.step(z, u, warm_start=solution)
             z, solution = out.z, out.solution
         return z
 
     def one(z: Tensor, u: Tensor) -> Tensor:
-        return shared.step(z, u, warm_start=warm, repeat=4).z
+        return mech.step(z, u, warm_start=start.warm, repeat=4).z
 
-    def without(run: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    def forward(run: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
         with torch.no_grad():
-            return run(z, u)
+            return run(start.z, start.u)
 
-    def withgrad(run: Callable[[Tensor, Tensor], Tensor]) -> object:
-        return torch.autograd.grad(run(leaf, held).sum(), (leaf, held))
+    def backward(run: Callable[[Tensor, Tensor], Tensor]) -> object:
+        return torch.autograd.grad(run(start.z_leaf, start.u_leaf).sum(), (start.z_leaf, start.u_leaf))
 
-    a, b, c, d = by_turns([lambda: forward(shared), lambda: forward(own), lambda: backward(shared), lambda: backward(own)], repeats)
-    e, f, g, h = by_turns([lambda: without(four), lambda: without(one), lambda: withgrad(four), lambda: withgrad(one)], repeats)
-    inputs = torch.randn(batch, 8, shared.num_inputs, dtype=torch.float64)
+    runs = [lambda: forward(four), lambda: forward(one), lambda: backward(four), lambda: backward(one)]
+    calls, call, calls_both, call_both = by_turns(runs, repeats)
+    return calls / call, calls_both / call_both
+
+
+def checkpoints(mech: td.Mechanism, start: Start, repeats: int) -> float:
+    """A rollout and its gradient with periods that are computed again, over one that keeps them."""
+    inputs = torch.randn(len(start.z), 8, mech.num_inputs, dtype=torch.float64)
 
     def trajectory(checkpoint: bool | int) -> object:
-        path = shared.rollout(leaf, inputs, repeat=4, checkpoint=checkpoint)
-        return torch.autograd.grad(path.z[:, -1].sum(), leaf)
+        path = mech.rollout(start.z_leaf, inputs, repeat=4, checkpoint=checkpoint)
+        return torch.autograd.grad(path.z[:, -1].sum(), start.z_leaf)
 
     kept, again = by_turns([lambda: trajectory(False), lambda: trajectory(1)], max(3, repeats // 2))
+    return again / kept
+
+
+def laws(name: str, z: Tensor, repeats: int) -> tuple[float, float]:
+    """Periods of servos over periods of given controls: the law inside the steps, and in PyTorch between them."""
     driven = td.models.make(name)
     if driven.actuators is None:
         places = [(joint, i) for joint, piece in driven.input_layout.items() for i in range(piece.stop - piece.start)]
         td.actuate(driven, {f"{joint}{i}": td.Actuator.position(joint, kp=5.0, kv=0.1, coordinate=i) for joint, i in places})
-    ctrl = 0.1 * torch.randn(batch, len(driven.actuators), dtype=torch.float64)
+    ctrl = 0.1 * torch.randn(len(z), len(driven.actuators), dtype=torch.float64)
     with torch.no_grad():
         start = driven.rollout(z, ctrl=ctrl[:, None].expand(-1, 5, -1)).z[:, -1]
-        first = driven.step(start, ctrl=ctrl)
-        given = driven.actuators(ctrl, start)
+        warm = driven.step(start, ctrl=ctrl).solution
+        u = driven.actuators(ctrl, start)
     outside = Periods(driven.backends.select(Request(driven.options)), 4, driven.actuators)
+    runs: list[Callable[[], object]] = [
+        lambda: driven.step(start, u, warm_start=warm, repeat=4),
+        lambda: driven.step(start, ctrl=ctrl, warm_start=warm, repeat=4),
+        lambda: outside.step(StepInputs(start, ctrl, warm=warm)),
+    ]
+    plain, inside, between = by_turns([torch.no_grad()(run) for run in runs], repeats)
+    return inside / plain, between / plain
 
-    def law(run: Callable[[], object]) -> Callable[[], object]:
-        return torch.no_grad()(run)
 
-    plain, inside, between = by_turns(
-        [
-            law(lambda: driven.step(start, given, warm_start=first.solution, repeat=4)),
-            law(lambda: driven.step(start, ctrl=ctrl, warm_start=first.solution, repeat=4)),
-            law(lambda: outside.step(StepInputs(start, ctrl, warm=first.solution))),
-        ],
-        repeats,
-    )
-    env = Environment(shared)
+def environments(mech: td.Mechanism, z: Tensor, repeats: int) -> list[float]:
+    """Seconds of an environment, eager and compiled, and of its observation and policy, likewise."""
+    env = Environment(mech)
     torch._dynamo.reset()
     step, act = torch.compile(env, fullgraph=True), torch.compile(env.act, fullgraph=True)
     with torch.no_grad():
-        eager, compiled, eager_policy, compiled_policy = by_turns(
-            [lambda: env(z), lambda: step(z), lambda: env.act(z), lambda: act(z)], repeats
-        )
-    values = [b / a, d / c, e / f, g / h, inside / plain, between / plain, again / kept, eager / compiled, eager_policy / compiled_policy]
-    return [name, f"{batch}", *(f"{value:.2f}" for value in values), f"{1e6 * compiled:.0f}"]
+        return by_turns([lambda: env(z), lambda: step(z), lambda: env.act(z), lambda: act(z)], repeats)
 
 
 def table(rows: Sequence[Sequence[str]]) -> str:

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import math
 import os
 import platform
@@ -30,7 +31,7 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,70 +162,82 @@ def measure(name: str, case: Case, sizes: Sizes, say: Callable[[str], None]) -> 
             reference = MuJoCo(case, most, settle)
         except MissingError as reason:
             say(f"{name}: not in MuJoCo: {reason}")
-    rows = []
-    for batch in batches:
-        steps = sizes.steps_alone if batch == 1 else sizes.steps
-        u = case.inputs(batch, steps)
-        controls = None if reference is None else reference.controls(batch, steps)
-        weights = torch.randn(z.shape[-1], dtype=torch.float64)
-        z_leaf, u_leaf = z[:batch].clone().requires_grad_(), u.clone().requires_grad_()
-
-        def forward(z: Tensor = z[:batch], u: Tensor = u) -> td.Trajectory:
-            with torch.no_grad():
-                return mech.rollout(z, u)
-
-        def forward_backward(z: Tensor = z_leaf, u: Tensor = u_leaf, weights: Tensor = weights) -> None:
-            torch.autograd.grad((mech.rollout(z, u).z[..., -1, :] * weights).sum(), (z, u), allow_unused=True)
-
-        def all_trainable(z: Tensor = z_leaf, u: Tensor = u_leaf, weights: Tensor = weights) -> None:
-            parameters = [p.requires_grad_() for p in mech.parameters()]
-            torch.autograd.grad((mech.rollout(z, u).z[..., -1, :] * weights).sum(), (z, u, *parameters), allow_unused=True)
-            mech.requires_grad_(False)
-
-        path = forward()
-        theirs_contact = None
-        if reference is not None:
-            states = reference.rollout(controls, 1)
-            theirs_contact = reference.contact_fraction(states) if mech.contacts else None
-            stopped = int((states[:, -1] == states[:, -2]).all(-1).sum()) if steps > 1 else 0
-            if stopped:
-                say(f"{name}: MuJoCo: {stopped} of {batch} environments diverged and stopped early")
-        for threads in sizes.threads:
-            torch.set_num_threads(threads)
-            run = None if reference is None else lambda c=controls, n=threads, r=reference: r.rollout(c, n)
-            ours, theirs, both, trainable = by_turns(sizes.repeats, forward, run, forward_backward, all_trainable)
-            unit = 1e6 / (batch * steps)
-            rows.append([
-                name, f"{mech.num_bodies}", f"{mech.num_inputs}", f"{len(mech.contacts)}", f"{batch}", f"{threads}",
-                _number(ours, unit), _number(theirs, unit), _ratio(theirs, ours), _number(both, unit), _ratio(trainable, both),
-                f"{path.iterations.double().mean():.1f}", f"{100 * float((path.status != 0).double().mean()):.1f}",
-                _percent(_contact_fraction(mech, path.impulses) if mech.contacts else None), _percent(theirs_contact), f"{case.effort:g}",
-            ])  # fmt: skip
-            say(f"{name}: batch {batch}, {threads} thread(s): {rows[-1][6]} µs, MuJoCo {rows[-1][7]} µs per step")
+    rows = [row for batch in batches for row in measure_steps(name, case, sizes, say, z[:batch], reference)]
     torch.set_num_threads(sizes.threads[0])
+    return rows, measure_jacobians(name, case, sizes, say, z[:count], reference)
+
+
+def measure_steps(
+    name: str, case: Case, sizes: Sizes, say: Callable[[str], None], z: Tensor, reference: MuJoCo | None
+) -> Iterator[list[str]]:
+    """Rows of the table of steps for the states z (batch, 13 nb), one for each number of threads."""
+    mech, batch = case.mech, len(z)
+    steps = sizes.steps_alone if batch == 1 else sizes.steps
+    u = case.inputs(batch, steps)
+    controls = None if reference is None else reference.controls(batch, steps)
+    weights = torch.randn(z.shape[-1], dtype=torch.float64)
+    z_leaf, u_leaf = z.clone().requires_grad_(), u.clone().requires_grad_()
+
+    def forward() -> td.Trajectory:
+        with torch.no_grad():
+            return mech.rollout(z, u)
+
+    def backward(*parameters: Tensor) -> None:
+        loss = (mech.rollout(z_leaf, u_leaf).z[..., -1, :] * weights).sum()
+        torch.autograd.grad(loss, (z_leaf, u_leaf, *parameters), allow_unused=True)
+
+    def all_trainable() -> None:
+        backward(*[p.requires_grad_() for p in mech.parameters()])
+        mech.requires_grad_(False)
+
+    path = forward()
+    theirs_contact = None
+    if reference is not None:
+        states = reference.rollout(controls, 1)
+        theirs_contact = reference.contact_fraction(states) if mech.contacts else None
+        stopped = int((states[:, -1] == states[:, -2]).all(-1).sum()) if steps > 1 else 0
+        if stopped:
+            say(f"{name}: MuJoCo: {stopped} of {batch} environments diverged and stopped early")
+    for threads in sizes.threads:
+        torch.set_num_threads(threads)
+        run = None if reference is None else functools.partial(reference.rollout, controls, threads)
+        ours, theirs, both, trainable = by_turns(sizes.repeats, forward, run, backward, all_trainable)
+        unit = 1e6 / (batch * steps)
+        row = [
+            name, f"{mech.num_bodies}", f"{mech.num_inputs}", f"{len(mech.contacts)}", f"{batch}", f"{threads}",
+            _number(ours, unit), _number(theirs, unit), _ratio(theirs, ours), _number(both, unit), _ratio(trainable, both),
+            f"{path.iterations.double().mean():.1f}", f"{100 * float((path.status != 0).double().mean()):.1f}",
+            _percent(_contact_fraction(mech, path.impulses) if mech.contacts else None), _percent(theirs_contact), f"{case.effort:g}",
+        ]  # fmt: skip
+        say(f"{name}: batch {batch}, {threads} thread(s): {row[6]} µs, MuJoCo {row[7]} µs per step")
+        yield row
+
+
+def measure_jacobians(name: str, case: Case, sizes: Sizes, say: Callable[[str], None], z: Tensor, reference: MuJoCo | None) -> list[str]:
+    """A row of the table of Jacobians, for the states z (count, 13 nb)."""
+    mech, count = case.mech, len(z)
     u = case.inputs(count)
     run = None if reference is None else lambda: reference.jacobians(count)
     with torch.no_grad():
-        solution = mech.step(z[:count], u).solution  # MuJoCo, too, starts its solver from the last accelerations
-    size = 12 * mech.num_bodies
+        solution = mech.step(z, u).solution  # MuJoCo, too, starts its solver from the last accelerations
+    size, size_minimal = 12 * mech.num_bodies, 2 * mech.num_coordinates
     out = torch.empty(count, size, size + mech.num_inputs, dtype=torch.float64)  # MuJoCo, too, writes into existing memory
-    q, qd = mech.to_minimal(z[:count])
-    size_minimal = 2 * mech.num_coordinates
+    q, qd = mech.to_minimal(z)
     out_minimal = torch.empty(count, size_minimal, size_minimal + mech.num_inputs, dtype=torch.float64)
     ours, theirs, minimal = by_turns(
         sizes.repeats,
-        lambda: mech.jacobians(z[:count], u, warm_start=solution, out=out),
+        lambda: mech.jacobians(z, u, warm_start=solution, out=out),
         run,
         lambda: mech.jacobians_minimal(q, qd, u, warm_start=solution, out=out_minimal),
     )
     freedoms = NEVER if reference is None else f"{2 * reference.model.nv} x {2 * reference.model.nv + reference.model.nu}"
-    shape = f"{size} x {size + mech.num_inputs}"
-    jacobian = [
-        name, f"{count}", shape, _number(ours, 1e6 / count), f"{size_minimal} x {size_minimal + mech.num_inputs}",
-        _number(minimal, 1e6 / count), freedoms, _number(theirs, 1e6 / count), _ratio(theirs, ours), _ratio(theirs, minimal),
+    row = [
+        name, f"{count}", f"{size} x {size + mech.num_inputs}", _number(ours, 1e6 / count),
+        f"{size_minimal} x {size_minimal + mech.num_inputs}", _number(minimal, 1e6 / count), freedoms, _number(theirs, 1e6 / count),
+        _ratio(theirs, ours), _ratio(theirs, minimal),
     ]  # fmt: skip
-    say(f"{name}: Jacobian {jacobian[3]} µs, minimal {jacobian[5]} µs, MuJoCo {jacobian[7]} µs")
-    return rows, jacobian
+    say(f"{name}: Jacobian {row[3]} µs, minimal {row[5]} µs, MuJoCo {row[7]} µs")
+    return row
 
 
 def measure_long(name: str, case: Case, sizes: Sizes, say: Callable[[str], None]) -> list[str]:

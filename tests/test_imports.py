@@ -1,4 +1,4 @@
-"""The floor plan holds: imports go only downwards and in no circle, files stay small, and `import torchdojo` stays light."""
+"""The floor plan holds: imports go only downwards and in no circle, files and functions stay small, and `import torchdojo` stays light."""
 
 from __future__ import annotations
 
@@ -68,6 +68,7 @@ HEAVY = [
 ]
 
 MAXIMUM_LINES = 500
+MAXIMUM_FUNCTION = 70  # lines without the docstring
 INTERFACE = "torchdojo/mechanism.py"  # one class with all methods that users call; each has at most a screen, most have three lines
 MAXIMUM_ROOT_FILES = 10
 
@@ -179,6 +180,29 @@ def test_files_are_small() -> None:
     }
     long = [f"{path}: {count}" for path, count in lines.items() if count > MAXIMUM_LINES and path != INTERFACE]
     assert not long, f"files of more than {MAXIMUM_LINES} lines:\n" + "\n".join(long)
+
+
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines of a function without its docstring."""
+    assert function.end_lineno is not None
+    lines = function.end_lineno - function.lineno + 1
+    if ast.get_docstring(function, clean=False) is None:
+        return lines
+    docstring = function.body[0]
+    assert docstring.end_lineno is not None
+    return lines - (docstring.end_lineno - docstring.lineno + 1)
+
+
+def test_functions_fit_a_screen() -> None:
+    long, count = [], 0
+    for path in (path for folder in ("torchdojo", "scripts") for path in sorted((REPOSITORY / folder).rglob("*.py"))):
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                count += 1
+                if length(node) > MAXIMUM_FUNCTION:
+                    long.append(f"{path.relative_to(REPOSITORY)}, {node.name}: {length(node)}")
+    assert count > 1000
+    assert not long, f"functions of more than {MAXIMUM_FUNCTION} lines:\n" + "\n".join(long)
 
 
 def test_root_of_the_package_is_small() -> None:

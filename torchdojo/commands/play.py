@@ -130,9 +130,9 @@ def play(
     if file is not None and not transfer:
         raise CommandError(f"--file: got {file} without --transfer; allowed: with --transfer, which simulates this robot")
     with user_input():
-        this = load_run(folder)
+        trained = load_run(folder)
         conditions = Conditions(seed=seed) if conditions is None else conditions
-        policy, config = this.policy(), this.config
+        policy, config = trained.policy(), trained.config
         more = conditions.options(config.make_env(1, pool=1), config.env_options) if conditions else {}
         makers = variants(config.make_env, episodes, seed, **more)
         output = folder / FOLDER if output is None else output
@@ -163,25 +163,29 @@ def play(
     playbacks = [shown(env, result, number)]
     if transfer and gait is not None:
         with user_input():
-            there = makers["nominal"]()  # which draws the same random numbers
-            other = in_mujoco(there, policy, steps, file=file, conditions=conditions, goal=command, record=True)
-            theirs = gait_report(there, other)
+            twin = makers["nominal"]()  # which draws the same random numbers
+            other = in_mujoco(twin, policy, steps, file=file, conditions=conditions, goal=command, record=True)
+            theirs = gait_report(twin, other)
         numbers["transfer"] = {**other.summary(), "gait": theirs.as_dict()}
         _print_beside(gait, theirs)
-        playbacks.append(shown(there, other, number, playbacks[0]))
+        playbacks.append(shown(twin, other, number, playbacks[0]))
         playbacks = [replace(one, label=f"{name}: {one.label}") for name, one in zip(SIMULATORS, playbacks, strict=True)]
     numbers = finite(numbers)
     write_drawing(playbacks, output, page, side_by_side=transfer, arrays=_goals(result, number))
     if video is not None:
-        from torchdojo.viewer.video import write_video
-
-        with user_input():
-            try:
-                print(f"video: {write_video(playbacks[0], video)}")
-            except RuntimeError as error:
-                raise CommandError(str(error)) from error
+        _write_video(playbacks[0], video)
     write_report(numbers, output)
     return numbers
+
+
+def _write_video(playback: Playback, path: Path) -> None:
+    from torchdojo.viewer.video import write_video
+
+    with user_input():
+        try:
+            print(f"video: {write_video(playback, path)}")
+        except RuntimeError as error:
+            raise CommandError(str(error)) from error
 
 
 def _goal(env: Env, goal: Sequence[float] | None) -> Tensor | None:

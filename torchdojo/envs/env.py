@@ -139,15 +139,7 @@ class Env:
         self.mech = self.build() if mech is None else mech
         self.driving = Driving.of(self.mech, drives, observe_activations, self.repeat, type(self).__name__)
         self.action_names = names_of_actions(self.mech, self.driving, type(self).__name__)
-        if self.timestep is not None:
-            self.mech.timestep = torch.as_tensor(self.timestep, dtype=torch.float64)
-        if self.mech.timestep.numel() != 1:
-            raise ValueError(f"timestep: got one per environment, {tuple(self.mech.timestep.shape)}; allowed: one for all; give timestep=")
-        self.timestep = float(self.mech.timestep)
-        self.period = self.timestep * self.repeat
-        options = check_kappa(type(self).__name__, self.kappa, self.mech.options)
-        if options.kappa != self.kappa:
-            self.mech.options = dataclasses.replace(options, kappa=self.kappa)
+        self._set_numbers()
         scan, label = scan_points(height_scan, terrain), self.name or type(self).__name__
         self.ground = None if terrain is None else Ground(self.mech, terrain, scan, label)
         self.num_actions = len(self.action_names)
@@ -166,6 +158,18 @@ class Env:
         self.redraw, self._due = bool(redraw), torch.zeros(self.num_envs, dtype=torch.bool)
         self._transition: Callable[..., Transition] = self.transition
         self.state = self._fresh(self._index()[0])
+
+    def _set_numbers(self) -> None:
+        """Give the mechanism this environment's timestep and kappa."""
+        if self.timestep is not None:
+            self.mech.timestep = torch.as_tensor(self.timestep, dtype=torch.float64)
+        if self.mech.timestep.numel() != 1:
+            raise ValueError(f"timestep: got one per environment, {tuple(self.mech.timestep.shape)}; allowed: one for all; give timestep=")
+        self.timestep = float(self.mech.timestep)
+        self.period = self.timestep * self.repeat
+        options = check_kappa(type(self).__name__, self.kappa, self.mech.options)
+        if options.kappa != self.kappa:
+            self.mech.options = dataclasses.replace(options, kappa=self.kappa)
 
     # -- what a robot of one's own overrides ---------------------------------------------------------------------------------------------
 

@@ -127,96 +127,124 @@ def nearest_simplex(a: Placed, b: Placed) -> Simplex:
     return Simplex(points[0], points[1], numbers[0], numbers[1], weights, normal, inside)
 
 
-@torch.no_grad()
-def deepest_simplex(a: Placed, b: Placed) -> Simplex:
-    """The face of D that is nearest to the origin, where the shapes overlap: a polytope inside D grows where its planes are nearest."""
-    count, grown = len(a.x), GROWN if a.axes is None and b.axes is None else GROWN_ROUND
-    points, numbers = a.x.new_zeros(2, count, MOST, 3), torch.zeros(2, count, MOST, dtype=torch.long)
+class _Polytopes:
+    """A polytope inside D for each pair. It has triangles as faces, and grows by one corner at a time."""
 
-    def add(k: int, rows: Tensor, direction: Tensor) -> Tensor:
-        for side, (shape, along) in enumerate(((a.at(rows), direction), (b.at(rows), -direction))):
-            numbers[side, rows, k], points[side, rows, k] = shape.support(along)
-        return points[0, rows, k] - points[1, rows, k]
+    def __init__(self, a: Placed, b: Placed) -> None:
+        self.a, self.b, count = a, b, len(a.x)
+        self.every = torch.arange(count)
+        self.points, self.numbers = a.x.new_zeros(2, count, MOST, 3), torch.zeros(2, count, MOST, dtype=torch.long)
+        self.corners = torch.zeros(count, 3 * MOST, 3, dtype=torch.long)
+        self.alive = torch.zeros(count, 3 * MOST, dtype=torch.bool)  # places with a face
+        self.normal, self.offset = a.x.new_zeros(count, 3 * MOST, 3), a.x.new_full((count, 3 * MOST), torch.inf)
+        self.size = self._start()
 
-    # A tetrahedron: the ends along a direction, the farthest point from their line, and the farthest one from the plane of these three.
-    every = torch.arange(count)
-    tilted = torch.nn.functional.normalize(a.x.new_tensor([[0.48, 0.6, 0.64], [0.7, -0.2, 0.3], [-0.1, 0.5, -0.8]]), dim=-1)
-    first, second = add(0, every, tilted[0].expand(count, 3)), add(1, every, -tilted[0].expand(count, 3))
-    along = second - first
-    side = torch.linalg.cross(along, tilted[1].expand(count, 3))
-    third = add(2, every, side)
-    other = add(3, every, -side)
-    swap = _dot(side, first - other) > _dot(side, third - first)
-    points[:, swap, 2], numbers[:, swap, 2] = points[:, swap, 3], numbers[:, swap, 3]
-    third = torch.where(swap[:, None], other, third)
-    up = torch.linalg.cross(along, third - first)
-    fourth, other = add(3, every, up), add(4, every, -up)
-    swap = _dot(up, first - other) > _dot(up, fourth - first)
-    points[:, swap, 3], numbers[:, swap, 3] = points[:, swap, 4], numbers[:, swap, 4]
-    fourth = torch.where(swap[:, None], other, fourth)
-    size = torch.linalg.vector_norm(along, dim=-1)
+    def _start(self) -> Tensor:
+        """Tetrahedra: both ends along a direction, the farthest point from their line, the farthest from these three. Returns lengths."""
+        count, every = len(self.every), self.every
+        tilted = torch.nn.functional.normalize(self.a.x.new_tensor([[0.48, 0.6, 0.64], [0.7, -0.2, 0.3], [-0.1, 0.5, -0.8]]), dim=-1)
+        first, second = self.add(0, every, tilted[0].expand(count, 3)), self.add(1, every, -tilted[0].expand(count, 3))
+        along = second - first
+        third = self._farther(2, torch.linalg.cross(along, tilted[1].expand(count, 3)), first)
+        up = torch.linalg.cross(along, third - first)
+        fourth = self._farther(3, up, first)
+        self.corners[:, :4] = torch.tensor([(0, 1, 2), (0, 3, 1), (0, 2, 3), (1, 3, 2)])
+        turned = _dot(up, fourth - first) > 0
+        self.corners[turned, :4] = self.corners[turned, :4].flip(-1)
+        self.alive[:, :4] = True
+        self._set_planes(every.repeat_interleave(4), torch.arange(4).repeat(count))
+        return torch.linalg.vector_norm(along, dim=-1)
 
-    corners = torch.zeros(count, 3 * MOST, 3, dtype=torch.long)
-    corners[:, :4] = torch.tensor([(0, 1, 2), (0, 3, 1), (0, 2, 3), (1, 3, 2)])
-    turned = _dot(up, fourth - first) > 0
-    corners[turned, :4] = corners[turned, :4].flip(-1)
-    alive = torch.zeros(count, 3 * MOST, dtype=torch.bool)
-    alive[:, :4] = True
-    normal, offset = a.x.new_zeros(count, 3 * MOST, 3), a.x.new_full((count, 3 * MOST), torch.inf)
+    def _farther(self, k: int, direction: Tensor, origin: Tensor) -> Tensor:
+        """Corner k of all pairs: along a direction or against it, whichever point is farther from `origin`."""
+        ahead, behind = self.add(k, self.every, direction), self.add(k + 1, self.every, -direction)
+        swap = _dot(direction, origin - behind) > _dot(direction, ahead - origin)
+        self.points[:, swap, k], self.numbers[:, swap, k] = self.points[:, swap, k + 1], self.numbers[:, swap, k + 1]
+        return torch.where(swap[:, None], behind, ahead)
 
-    def planes(rows: Tensor, faces: Tensor) -> None:
+    def add(self, k: int, rows: Tensor, direction: Tensor) -> Tensor:
+        """Corner k of the pairs `rows` is the support point of D along a direction."""
+        for side, (shape, along) in enumerate(((self.a.at(rows), direction), (self.b.at(rows), -direction))):
+            self.numbers[side, rows, k], self.points[side, rows, k] = shape.support(along)
+        return self.points[0, rows, k] - self.points[1, rows, k]
+
+    def _set_planes(self, rows: Tensor, faces: Tensor) -> None:
         """The planes of faces of pairs; a face without area is never the nearest."""
-        o, u, v = ((points[0, rows, k] - points[1, rows, k]) for k in corners[rows, faces].unbind(-1))
+        o, u, v = ((self.points[0, rows, k] - self.points[1, rows, k]) for k in self.corners[rows, faces].unbind(-1))
         n = torch.linalg.cross(u - o, v - o)
         length = torch.linalg.vector_norm(n, dim=-1)
         real = length > 0
         n = n / torch.where(real, length, 1.0)[:, None]
-        normal[rows, faces], offset[rows, faces] = n, torch.where(real, _dot(n, o), torch.inf)
+        self.normal[rows, faces], self.offset[rows, faces] = n, torch.where(real, _dot(n, o), torch.inf)
 
-    planes(every.repeat_interleave(4), torch.arange(4).repeat(count))
-    live = every
-    for new in range(4, MOST):
-        nearest = torch.where(alive[live], offset[live], torch.inf).argmin(-1)
-        n, height = normal[live, nearest], offset[live, nearest]
-        w = add(new, live, n)
-        grows = (_dot(n, w) - height > grown * size[live]) & torch.isfinite(height)
+    def heights(self, rows: Tensor) -> Tensor:
+        """Distances of the faces' planes from the origin, infinite where there is no face."""
+        return torch.where(self.alive[rows], self.offset[rows], torch.inf)
+
+    def grow(self, new: int, live: Tensor, grown: float) -> Tensor:
+        """Corner `new`, beyond the nearest faces of the pairs `live`. Returns the pairs that grew by more than `grown` of their size."""
+        nearest = self.heights(live).argmin(-1)
+        n, height = self.normal[live, nearest], self.offset[live, nearest]
+        w = self.add(new, live, n)
+        grows = (_dot(n, w) - height > grown * self.size[live]) & torch.isfinite(height)
         live, w, height = live[grows], w[grows], height[grows]
         if not len(live):
-            break
-        seen = alive[live] & (_dot(normal[live], w[:, None]) - offset[live] > 1e-15 * size[live, None])
-        free = alive[live].to(torch.int8).argsort(dim=-1, stable=True)  # places without a face
-        alive[live] &= ~seen
+            return live
+        alive = self.alive[live]
+        seen = alive & (_dot(self.normal[live], w[:, None]) - self.offset[live] > 1e-15 * self.size[live, None])
+        row, place = self._replace(new, live, seen)
+        # A polytope around the origin only moves away from it. Where it does not, its last faces are too small for their directions.
+        broken = (height > 0) & (self.heights(live).amin(-1) < height - 1e-14 * self.size[live])
+        self.alive[live[row][broken[row]], place[broken[row]]] = False
+        self.alive[live] |= seen & broken[:, None]
+        return live[~broken]
+
+    def _replace(self, new: int, live: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """Faces from corner `new` to the rim of the faces that it sees, in place of these. Returns their rows in `live` and places."""
+        free = self.alive[live].to(torch.int8).argsort(dim=-1, stable=True)
+        self.alive[live] &= ~seen
         row, face = seen.nonzero(as_tuple=True)
-        turns = corners[live[row], face]
+        turns = self.corners[live[row], face]
         directed = torch.zeros(len(live), MOST, MOST, dtype=torch.bool)
         for k in range(3):
             directed[row, turns[:, k], turns[:, (k + 1) % 3]] = True
-        row, i, j = (directed & ~directed.mT).nonzero(as_tuple=True)  # the rim of what is seen
+        row, i, j = (directed & ~directed.mT).nonzero(as_tuple=True)  # edges of the rim have a face on one side only
         starts = torch.searchsorted(row, torch.arange(len(live)))
         place = free[row, torch.arange(len(row)) - starts[row]]
         rows = live[row]
-        corners[rows, place] = torch.stack((i, j, torch.full_like(i, new)), -1)
-        alive[rows, place] = True
-        planes(rows, place)
-        # A polytope around the origin only moves away from it. Where it does not, its last faces are too small for their directions.
-        broken = (height > 0) & (torch.where(alive[live], offset[live], torch.inf).amin(-1) < height - 1e-14 * size[live])
-        alive[rows[broken[row]], place[broken[row]]] = False
-        alive[live] |= seen & broken[:, None]
-        live = live[~broken]
-    # Of faces in one plane, the foot of the perpendicular lies in one.
-    height = torch.where(alive, offset, torch.inf)
-    least = height.amin(-1, keepdim=True)
-    w = points[0] - points[1]
-    x, y, z = (torch.take_along_dim(w, corners[..., k, None], 1) for k in range(3))
-    foot = torch.where(torch.isfinite(least), least, 0.0)[..., None] * normal
-    areas = torch.stack([_dot(torch.linalg.cross(r - foot, s - foot), normal) for r, s in ((y, z), (z, x), (x, y))], -1)
-    shares = areas / torch.where(areas.sum(-1) > 0, areas.sum(-1), 1.0)[..., None]
-    nearest = torch.where(height <= least + 1e-13 * size[:, None], shares.amin(-1), -torch.inf).argmax(-1)
-    chosen, outward = corners[every, nearest], normal[every, nearest]
-    weights = shares[every, nearest].clamp_min(0)
-    weights = torch.where(weights.sum(-1, keepdim=True) > 0, weights, 1.0)
-    weights = torch.nn.functional.pad(weights / weights.sum(-1, keepdim=True), (0, 1))
-    chosen = torch.cat((chosen, chosen[:, :1]), 1)
-    p, q = (torch.take_along_dim(side, chosen[..., None], 1) for side in points)
-    i, j = (torch.gather(side, 1, chosen) for side in numbers)
-    return Simplex(p, q, i, j, weights, -outward, torch.ones(count, dtype=torch.bool))
+        self.corners[rows, place] = torch.stack((i, j, torch.full_like(i, new)), -1)
+        self.alive[rows, place] = True
+        self._set_planes(rows, place)
+        return row, place
+
+    def nearest_face(self) -> Simplex:
+        """The face that is nearest to the origin. If several lie in one plane, the foot of the perpendicular lies in one of them."""
+        height = self.heights(self.every)
+        least = height.amin(-1, keepdim=True)
+        w = self.points[0] - self.points[1]
+        x, y, z = (torch.take_along_dim(w, self.corners[..., k, None], 1) for k in range(3))
+        foot = torch.where(torch.isfinite(least), least, 0.0)[..., None] * self.normal
+        areas = torch.stack([_dot(torch.linalg.cross(r - foot, s - foot), self.normal) for r, s in ((y, z), (z, x), (x, y))], -1)
+        shares = areas / torch.where(areas.sum(-1) > 0, areas.sum(-1), 1.0)[..., None]
+        nearest = torch.where(height <= least + 1e-13 * self.size[:, None], shares.amin(-1), -torch.inf).argmax(-1)
+        chosen, outward = self.corners[self.every, nearest], self.normal[self.every, nearest]
+        weights = shares[self.every, nearest].clamp_min(0)
+        weights = torch.where(weights.sum(-1, keepdim=True) > 0, weights, 1.0)
+        weights = torch.nn.functional.pad(weights / weights.sum(-1, keepdim=True), (0, 1))
+        chosen = torch.cat((chosen, chosen[:, :1]), 1)
+        p, q = (torch.take_along_dim(side, chosen[..., None], 1) for side in self.points)
+        i, j = (torch.gather(side, 1, chosen) for side in self.numbers)
+        return Simplex(p, q, i, j, weights, -outward, torch.ones_like(self.every, dtype=torch.bool))
+
+
+@torch.no_grad()
+def deepest_simplex(a: Placed, b: Placed) -> Simplex:
+    """The face of D that is nearest to the origin, where the shapes overlap: a polytope inside D grows where its planes are nearest."""
+    grown = GROWN if a.axes is None and b.axes is None else GROWN_ROUND
+    polytopes = _Polytopes(a, b)
+    live = polytopes.every
+    for new in range(4, MOST):
+        live = polytopes.grow(new, live, grown)
+        if not len(live):
+            break
+    return polytopes.nearest_face()
