@@ -64,7 +64,7 @@ def postures(mech: td.Mechanism, batch: int) -> Tensor:
 
 
 def calls(mech: td.Mechanism, batch: int) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
-    """What is timed, by name: without the drives, and with them."""
+    """The timed functions by name: without the drives, and with them."""
     torch.manual_seed(0)
     plain, drives = plain_arm(), mech.drives
     z, leaf = postures(mech, batch), postures(mech, batch).requires_grad_()

@@ -1,4 +1,4 @@
-"""What a control step of an environment costs in training, eager and compiled: python scripts/bench_envs.py [--names ant,humanoid]
+"""The cost of an environment's control step in training, eager and compiled: python scripts/bench_envs.py [--names ant,humanoid]
 [--batch 32] [--control torque] [--rounds 9] [--eager]
 
 A segment is 16 control steps under a policy in float32 (128-64-32 with LayerNorm), and backward through all of them to its weights.

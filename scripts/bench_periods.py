@@ -1,4 +1,4 @@
-"""What control periods, numbers of each environment and compiled environments cost, as ratios measured side by side:
+"""The cost of control periods, numbers of each environment and compiled environments, as ratios measured side by side:
 python scripts/bench_periods.py [--models quadruped,ant] [--batch 1,64,1024] [--repeats 7]
 
 - per environment: a step whose masses differ between environments, over one whose masses are shared; forward, and with backward.

@@ -1,4 +1,4 @@
-"""What a control step of policy learning costs, eager and compiled: python scripts/bench_policy.py [--models ant,quadruped]
+"""The cost of a control step of policy learning, eager and compiled: python scripts/bench_policy.py [--models ant,quadruped]
 [--batch 1,32,64,1024] [--rounds 7]
 
 A control step reads joint coordinates, asks a policy in float32 (128-64-32 with LayerNorm), takes two steps of the mechanism that hold its

@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def place_of(robot: td.Mechanism, z: Tensor) -> Tensor:
-    """Of the IMU [m], (..., 3)."""
+    """The position of the IMU [m], (..., 3)."""
     body = robot.body_state(z, "x2")
     return body.x + quat.rotate(body.q, robot.sites["imu"].position.expand_as(body.x))
 

@@ -165,7 +165,7 @@ def record(model: str) -> Recorder:
 
 
 def run(recorder: Recorder, kernel: Path, folder: Path) -> list[np.ndarray]:
-    """What the calls write in the emulator."""
+    """The output of the calls in the emulator."""
     text = [MAIN, *recorder.declarations, "int main(int, char **words) {", "kernel = dlopen(words[1], RTLD_NOW);"]
     text += [
         'if (!kernel) { std::fprintf(stderr, "%s\\n", dlerror()); return 1; }',

@@ -255,7 +255,7 @@ class PhysicalModule(nn.Module):
             self.register_parameter(name, nn.Parameter(tensor.detach().clone(), requires_grad=False))
 
     def _apply(self: _Self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> _Self:
-        """Of `.float()`, `.to(...)`, `.cuda()`: everything but losing digits."""
+        """`.float()`, `.to(...)` and `.cuda()` do everything but lose digits."""
         return super()._apply(lambda tensor: _with_digits(tensor, fn(tensor)), recurse)
 
     # Copies of a parametrized module get a class of their own. `torch.nn.utils.parametrize` gives every module that it changes a new class,

@@ -1,4 +1,4 @@
-"""What the site adds to Sphinx: API pages from `__all__`, docstrings as they are written here, llms.txt, and a front door.
+"""The site's additions to Sphinx: API pages from `__all__`, docstrings as they are written here, llms.txt, and a front door.
 
 Docstrings of the package are plain sentences with `code` in single backticks. Signs that reStructuredText would read as markup, such as the
 bars of |ω| or the star of w*, are escaped outside of code.

@@ -24,7 +24,7 @@ from torchdojo.solver.options import RandomizedSmoothing
 
 
 class Contract:
-    """What callers may rely on, whichever backend they have."""
+    """Callers may rely on this, whichever backend they have."""
 
     kind: type[Backend]
     options: td.SolverOptions
@@ -171,7 +171,7 @@ class TestKernel(Contract):
 
 @pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel")
 class TestStaging(Contract):
-    """Of the kernel, with copies that arrive late, and with the batch cut into chunks of an environment each."""
+    """Staging around the kernel, with copies that arrive late, and with the batch cut into chunks of an environment each."""
 
     kind, options, in_one_call = Staging, EXACT, True
 
@@ -194,7 +194,7 @@ class TestStagingOfReference(Contract):
 
 
 class TestRandomized(Contract):
-    """Of the kernel where there is one."""
+    """Randomized smoothing of the kernel's steps, where there is a kernel."""
 
     kind, draws = Randomized, True
     options = dataclasses.replace(EXACT, gradient_mode="randomized", randomized=RandomizedSmoothing(samples=4, input_deviation=0.01))

@@ -29,7 +29,7 @@ def driven(**options: Any) -> td.Mechanism:
 
 
 def gathered(path: td.Trajectory, repeat: int) -> list[Tensor]:
-    """What periods report of single steps: z, impulses, status, iterations, substeps, solutions."""
+    """Reports of periods on single steps: z, impulses, status, iterations, substeps, solutions."""
     pieces = path.impulses.unflatten(-2, (-1, repeat)).unbind(-2)
     impulses = pieces[0]
     for piece in pieces[1:]:

@@ -69,7 +69,7 @@ def test_equal_wrenches_are_one_that_is_held(backend: str) -> None:
 @pytest.mark.parametrize("backend", [pytest.param("reference", marks=pytest.mark.slow), BACKENDS[1]])
 @pytest.mark.parametrize("checkpoint", [False, 4])
 def test_gradients(backend: str, checkpoint: bool | int) -> None:
-    """Of the wrenches and of the coefficient of a drag, against central differences."""
+    """Gradients by the wrenches and by the coefficient of a drag, against central differences."""
     mech, z = pushed_box(backend)
     generator = torch.Generator().manual_seed(1)
     wrenches = torch.randn(2, STEPS, 6, generator=generator, dtype=torch.float64)

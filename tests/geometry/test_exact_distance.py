@@ -81,7 +81,7 @@ def test_points_and_plane_prove_the_distance(first: str, second: str) -> None:
     assert int(apart.sum()) > 25
     ends = torch.stack((outside(a, one, found.point), outside(b, two, found.other_point)))
     assert float(ends[:, apart].abs().max()) < 1e-13
-    # Of shapes that overlap, other normals do not give less depth.
+    # Other normals give no less depth to shapes that overlap.
     over = (~apart).nonzero().squeeze(-1)
     assert float(ends[:, over].abs().max()) < 1e-7  # on the surfaces: to the root of the accuracy of the depth where faces are round
     trials = torch.nn.functional.normalize(torch.randn(300, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64), dim=-1)
@@ -92,7 +92,7 @@ def test_points_and_plane_prove_the_distance(first: str, second: str) -> None:
 
 @kinds(("box", "hull"), ("cylinder", "ellipsoid"))
 def test_derivatives(first: str, second: str) -> None:
-    """Of distance, normal and point by both poses, against differences along random directions."""
+    """Distance, normal and point by both poses, against differences along random directions."""
     a, b = SHAPES[first], SHAPES[second]
     one, two = poses(60, 100 + KINDS.index((first, second)), 0.08)
     apart = td.distance(a, one, b, two).distance > 5e-3

@@ -131,7 +131,7 @@ def uninterrupted(tosses, tmp_path_factory):
 
 
 @pytest.mark.usefixtures("undrawn")
-# Of Gauss-Newton, which takes 9 iterations, and of Adam.
+# Saves of Gauss-Newton, which takes 9 iterations, and of Adam.
 @pytest.mark.parametrize("saves", [4, *(pytest.param(saves, marks=pytest.mark.slow) for saves in (1, 12))])
 def test_interrupted_runs_go_on_bit_for_bit(saves, tosses, uninterrupted, tmp_path, monkeypatch, capsys):
     """Interrupted while the n-th checkpoint is being written: the one before it holds, and the rest is as if nothing had happened."""

@@ -1,4 +1,4 @@
-"""What the MJCF reader says of content that has no counterpart: `mech.load_report`, one warning per file, strict=True."""
+"""The MJCF reader reports content that has no counterpart: `mech.load_report`, one warning per file, strict=True."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What URDF files say otherwise than it can be: read as their authors meant, told in the report, refused by ``strict=True`` if lost."""
+"""Impossible content of URDF files is read as its authors meant, told in the report, and refused by ``strict=True`` if lost."""
 
 from __future__ import annotations
 

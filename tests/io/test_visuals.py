@@ -1,4 +1,4 @@
-"""What robot files show: poses, colors and meshes arrive in the scene, and what is missing stops nothing."""
+"""Pictures of robot files: poses, colors and meshes arrive in the scene, and what is missing stops nothing."""
 
 import warnings
 

@@ -198,7 +198,7 @@ def test_verdicts() -> None:
 
 @native
 def test_torques_are_those_of_the_step() -> None:
-    """Of motors exactly; of a drive with a limit, what its joint's impulse says."""
+    """Motors' torques exactly; those of a drive with a limit from its joint's impulse."""
     motors = td.envs.make("ant", control="torque", pool=1)
     action = torch.tensor([0.5, -2.0, 0.1, 0.0, 1.0, 0.3, -0.4, 0.2])
     assert torques(motors.mech, action, action, action).tolist() == (150 * action.clamp(-1, 1)).tolist()

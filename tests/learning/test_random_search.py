@@ -56,7 +56,7 @@ def test_a_policy_for_each_row() -> None:
 @native
 @pytest.mark.parametrize(("name", "horizon"), [("cartpole_swingup", 30), ("ant", 12)])
 def test_the_gradient_of_an_episode(name: str, horizon: int) -> None:
-    """Of the clipped return, through the closed loop, against central differences along the gradient and a random direction."""
+    """The clipped return's gradient through the closed loop, against central differences along the gradient and a random direction."""
     env = td.envs.make(name, num_envs=1, pool=1, timestep=0.02, autoreset="disabled")
     policy = LinearPolicy(env.num_obs, env.num_actions)
     generator = torch.Generator().manual_seed(0)

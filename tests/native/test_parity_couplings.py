@@ -66,7 +66,7 @@ def test_laws_of_couplings(case: str) -> None:
 @pytest.mark.sanitize
 @pytest.mark.parametrize("case", CASES)
 def test_parameter_gradients(case: str) -> None:
-    """Of the kernel, against central differences: coefficients, curves, switches, and the geometry of the joints."""
+    """The kernel's gradients against central differences: coefficients, curves, switches, and the geometry of the joints."""
     torch.manual_seed(11)
     mech, z, u = chain({})
     couplings = {name: coupling for name, coupling in CASES[case]().items()}

@@ -95,7 +95,7 @@ KAPPA = torch.tensor([1e-3], dtype=torch.float64)
 @pytest.mark.parametrize("quantity", ["normal", "vector"])
 @pytest.mark.parametrize("case", CASES)
 def test_derivatives_are_those_of_differences(case: str, quantity: str) -> None:
-    """Of the merit by states and inputs of all nodes, and its Hessian is that of Gauss and Newton, cross terms included."""
+    """The merit is differentiated by states and inputs of all nodes. Its Hessian is that of Gauss and Newton, cross terms included."""
     force = planning.ContactForce(weight=0.3, target=1.5, quantity=quantity)
     bounded = planning.ContactForce(weight=0.1, target=2.0, quantity=quantity, at=[0, 2])
     problem, x, v = setting(case, costs=[force, planning.Input(0.2)], equalities=[bounded], inequalities=[bounded])

@@ -62,7 +62,7 @@ def test_a_scene_moves_the_same_without_them() -> None:
     for pair in scene.never_touching(500):
         scene.remove_contact(*pair)
     assert {contact.body for contact in scene.named_contacts().values()} == {"arm/c"}
-    # What is gone is the barrier's push from afar, kappa over gaps of 0.1 to 1 m: 1.3e-7 after 20 steps.
+    # The barrier's push from afar is gone: kappa over gaps of 0.1 to 1 m: 1.3e-7 after 20 steps.
     torch.testing.assert_close(scene.rollout(z, steps=20).z, before, rtol=0, atol=1e-6)
 
 

@@ -65,7 +65,7 @@ def opened(browser: Any, path: Path, **size: int) -> Iterator[Any]:
 
 
 def picture(page: Any, time: float | None = None) -> np.ndarray:
-    """What the picture shows at a time: (height, width, 3), 0 to 255."""
+    """The picture at a time: (height, width, 3), 0 to 255."""
     if time is not None:
         page.evaluate("t => torchdojo.seek(t)", time)
     _settle(page)

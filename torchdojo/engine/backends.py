@@ -131,7 +131,7 @@ class Backends:
         return kind(self.structure, self.system_on_device(), self.stacked(), request)
 
     def stepper(self, request: Request, law: Actuators | None = None) -> Stepper:
-        """What takes the periods of a request. With a law, their inputs are controls."""
+        """The stepper for the periods of a request. With a law, their inputs are controls."""
         copies = self._copies(request)
         if copies is not None:
             return Staged(self.stepper(request.at(HOST), law), copies)

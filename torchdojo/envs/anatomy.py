@@ -54,7 +54,7 @@ class Leg:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """What is known of a robot.
+    """The facts about a robot that a gait needs.
 
     joints: names of the driven hinges, nu of them. columns: their places among the coordinates. kinds: "roll", "pitch" or "yaw" of each.
     legs: in the order right, left, of the front legs first. rest: (nu,) stance [rad]. height: of the root's center of mass above the
@@ -77,7 +77,7 @@ class Anatomy:
     backward: bool = False
 
     def rows(self) -> list[tuple[str, str]]:
-        """What was found, and how to correct it, for a table."""
+        """The findings, and how to correct them, for a table."""
         rows = []
         for leg, miss in zip(self.legs, self.misses, strict=True):
             angles = ", ".join(f"{self.joints[i]} {float(self.rest[i]):.3g}" for i in leg.joints)
@@ -300,7 +300,7 @@ def _sole(bones: Skeleton, names: list[str]) -> list[str]:
 
 
 def _corners(centers: Tensor, numbers: list[int]) -> list[int]:
-    """Of the contacts of a sole, those farthest out in each of its four diagonal directions: more of them cost time and hold no better."""
+    """The contacts of a sole that are farthest out in its four diagonal directions: more contacts cost time and hold no better."""
     spread = (centers - centers.mean(0))[:, :2]
     spread = spread / spread.abs().amax(0).clamp_min(1e-3)
     found = set[int]()
@@ -332,7 +332,7 @@ def _images(bones: Skeleton) -> tuple[tuple[tuple[int, float], ...] | None, list
 
 
 class _Stand(NamedTuple):
-    """What a stance is about: skeleton, contacts and bodies of the feet, joints that pitch, hips (legs, 3), lengths, places (legs, 2)."""
+    """The parts of a stance: skeleton, contacts and bodies of the feet, joints that pitch, hips (legs, 3), lengths, places (legs, 2)."""
 
     bones: Skeleton
     soles: list[list[str]]

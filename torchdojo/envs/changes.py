@@ -49,7 +49,7 @@ def add_to_joints(env: Env, joints: Mapping[str, Sequence[int]], numbers: Mappin
 
 
 def _renew_pool(env: Env) -> None:
-    """What the pool keeps of steps, for a mechanism that has other unknowns now."""
+    """Compute the pool's results of steps anew, for a mechanism that has other unknowns now."""
     zeros = torch.zeros(len(env._pool), dtype=torch.int64)
     motion = EnvState(*[*env._pool.split(env._sizes, -1), zeros, zeros.double()]).motion
     starts = env._begin(motion, env._observe(motion))

@@ -23,7 +23,7 @@ FINAL = ("final_obs", "final_info")
 
 
 class VectorEnvReport(NamedTuple):
-    """What `check_vector_env` has seen.
+    """The record of `check_vector_env`.
 
     steps: of the batch. episodes: that ended. alone: steps in which episodes of some environments ended, and those of others did not.
     compared: whether the batch was compared with single environments.
@@ -36,7 +36,7 @@ class VectorEnvReport(NamedTuple):
 
 
 class _Result(NamedTuple):
-    """What a call returned; reward, terminated and truncated are None after a reset."""
+    """The results of a call; reward, terminated and truncated are None after a reset."""
 
     call: str
     obs: Any

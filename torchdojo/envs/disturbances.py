@@ -1,4 +1,4 @@
-"""What disturbs a robot and its policy: kicks that change velocities, and sensors with noise, bias and delay."""
+"""Disturbances of a robot and its policy: kicks that change velocities, and sensors with noise, bias and delay."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Kicks:
 
 @dataclass(frozen=True)
 class SensorNoise:
-    """What lies between the observation of a robot and what its policy sees: ``o(t − delay) + bias + noise · ε(t)``.
+    """The policy sees a disturbed observation: ``o(t − delay) + bias + noise · ε(t)``.
 
     noise, bias: standard deviations, each one number or one for each entry of the observation. ε is normal and new in every control step.
         An episode has one bias, which comes from the pool with the start. Or {name: deviation} of the environment's `sensors`, with zero
@@ -132,7 +132,7 @@ class Sensors:
         self.draws, self._head = len(self.noise), int(self.least < self.most) + len(self.bias)
 
     def begin(self, obs: Tensor, normal: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
-        """What the policy sees of the first observation (B, n), and what the sensors carry. normal: draws numbers of a shape."""
+        """The first observation (B, n) as the policy sees it, and the sensors' memory. normal: draws numbers of a shape."""
         bias = self.bias * normal(len(obs), len(self.bias)) if len(self.bias) else obs.new_zeros(len(obs), 0)
         own = obs.new_zeros(len(obs), 0)
         if self.least < self.most:
@@ -143,7 +143,7 @@ class Sensors:
         return (seen + self.noise * normal(len(obs), self.draws) if self.draws else seen), carried
 
     def read(self, obs: Tensor, carried: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
-        """What the policy sees after a control step that ends in an observation (B, n), and what the sensors carry on.
+        """The observation (B, n) at the end of a control step as the policy sees it, and the sensors' memory.
 
         drawn: (B, ...), normal numbers in the last `draws` columns.
         """

@@ -124,7 +124,7 @@ class Driving:
             raise ValueError(f"sensors: got {wrong} with drives at sites, {at_sites}, and repeat={self.repeat}; allowed: repeat=1")
 
     def pushes(self, kinds: Sequence[str], z: Tensor, activation: Tensor, action: Tensor) -> dict[str, Tensor]:
-        """What sensors of these kinds have to be given beside the state: inputs u, or the wrench of drives at sites."""
+        """The arguments that sensors of these kinds need beside the state: inputs u, or the wrench of drives at sites."""
         if not any(kind in (*PULLED, *PUSHED) for kind in kinds):
             return {}
         u, wrench, _ = self.drives.inputs(self.ctrl(action), activation, z)

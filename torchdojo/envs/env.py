@@ -329,7 +329,7 @@ class Env:
         return z if self.on_state is None else self.on_state(z)
 
     def arrive(self, state: EnvState, action: Tensor, drawn: Tensor, out: StepOutput, z: Tensor, q: Tensor, qd: Tensor) -> Transition:
-        """What follows the step of the mechanism, at the state z with coordinates q, qd. out: of `advance`, with z before `disturb`."""
+        """The rest of a control step, at the state z with coordinates q, qd. out: of `advance`, with z before `disturb`."""
         after, good = self._land(state, action, drawn, out, z, q, qd)
         return self._proceed(state, drawn, out, after, good, self._rate(state.motion, after))
 

@@ -238,7 +238,7 @@ class DojoVectorEnv(gymnasium.vector.VectorEnv):
 
 
 def _infos(out: EnvStep) -> dict[str, NDArray[Any]]:
-    """What a step reports, (B,) each: flat, as gymnasium's robots have it, since torchrl reads no dictionaries within."""
+    """The report of a step, (B,) each: flat, as gymnasium's robots have it, since torchrl reads no dictionaries within."""
     values = {**{f"reward_{name}": value for name, value in out.info["terms"].items()}, **out.info}
     return {key: value.double().numpy() if value.is_floating_point() else value.numpy() for key, value in values.items() if key != "terms"}
 

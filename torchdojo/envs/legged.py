@@ -21,7 +21,7 @@ COMMANDS = ((-0.5, 1.5), (-0.4, 0.4), (-0.6, 0.6))  # ranges of forward and side
 
 
 def _height(env: TableEnv, m: Motion) -> Tensor:
-    """Of the torso above the ground (B,) [m]."""
+    """The torso's height above the ground (B,) [m]."""
     return env.above_ground(m, m.root[..., 2])
 
 

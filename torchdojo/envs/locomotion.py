@@ -190,7 +190,7 @@ class Locomotion(Env):
         self.reach = torch.tensor(spans if reach is None else [positive("reach", reach)] * len(spans), dtype=torch.float64)
 
     def describe(self) -> list[tuple[str, str]]:
-        """What was found and chosen for the robot, for a table."""
+        """The findings about the robot and the choices made for it, for a table."""
         numbers = {"kp": self.kp, "kd": self.kd, "limit": self.efforts}
         ends = {name: [f"{float(end):.3g}" for end in value.aminmax()] for name, value in numbers.items()}
         motors = "; ".join(f"{name} {' to '.join(dict.fromkeys(pair))}" for name, pair in ends.items())
@@ -261,7 +261,7 @@ class Locomotion(Env):
         return torch.cat((phase, before.action), -1)
 
     def observe(self, motion: Motion) -> Tensor:
-        """What a robot with encoders and an inertial sensor knows, (B, 3 nu + 11)."""
+        """The observation of a robot with encoders and an inertial sensor, (B, 3 nu + 11)."""
         m, angle = motion, 2.0 * math.pi * motion.memory[..., :1]
         up = quat.inverse_rotate(m.root[..., 6:10], m.root.new_tensor((0.0, 0.0, 1.0)).expand_as(m.root[..., :3]))
         angles, rates = self.joint_angles(m.q) - self.rest, self.joint_angles(m.qd)
@@ -323,7 +323,7 @@ class Locomotion(Env):
         return place[..., 2] if self.ground is None else place[..., 2] - self.ground.height(place[..., :2])
 
     def torques(self, motion: Motion, action: Tensor) -> Tensor:
-        """What the drives did in the step that led to a motion [N·m], (B, nu)."""
+        """The drives' torques in the step that led to a motion [N·m], (B, nu)."""
         off, rates = self.joint_angles(motion.q) - self.rest, self.joint_angles(motion.qd)
         return (self.kp * (self.reach * action.clamp(-1.0, 1.0) - off) - self.kd * rates).clamp(-self.efforts, self.efforts)
 

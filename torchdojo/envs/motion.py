@@ -1,4 +1,4 @@
-"""What an environment keeps between control steps, and what rewards and observations read."""
+"""The state that an environment keeps between control steps, and the motion that rewards and observations read."""
 
 from __future__ import annotations
 

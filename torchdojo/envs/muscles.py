@@ -92,7 +92,7 @@ class MuscleArm(Env):
         return torch.stack(((lengths * angles.cos()).sum(-1), (lengths * angles.sin()).sum(-1)), -1)
 
     def distance(self, motion: Motion) -> Tensor:
-        """Of the hand from its goal [m], (B,)."""
+        """The distance of the hand from its goal [m], (B,)."""
         return (self._hand(motion.q) - motion.goal).norm(dim=-1)
 
     def observe(self, motion: Motion) -> Tensor:

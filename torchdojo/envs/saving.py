@@ -1,4 +1,4 @@
-"""What an environment is saved as: all that decides how it goes on."""
+"""An environment is saved as all that decides how it goes on."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["restore", "saved", "statistics"]
 
 
 class Continuing(Protocol):
-    """What of an environment decides how it goes on; `torchdojo.envs.Env` has it."""
+    """The attributes of an environment that decide how it goes on; `torchdojo.envs.Env` has them."""
 
     name: str
     num_envs: int

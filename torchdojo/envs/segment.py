@@ -181,7 +181,7 @@ class Segment:
         env, act, names = self.env, self.act, self.carried
 
         def arrive(*given: Tensor) -> tuple[Tensor, ...]:
-            """What follows the kernel: fields of `EnvState` (`Segment.kept`), `ENDS`, and the next observation and action of the policy.
+            """The rest of a step: fields of `EnvState` (`Segment.kept`), `ENDS`, and the next observation and action of the policy.
 
             given: the state before, then action, random numbers of the step, z, coordinates and rates, impulses, solution, status,
             iterations and substeps of the steps, and the policy's next noise or None.
@@ -266,7 +266,7 @@ class Segment:
         return out._replace(info={**out.info, "policy": others})
 
     def _bounded(self, grad: Tensor, t: int) -> Tensor:
-        """What goes on in the place of an adjoint at step t; its report counts."""
+        """The bounded adjoint that replaces an adjoint at step t; its report counts."""
         assert self.on_adjoint is not None
         bounded, report = self.on_adjoint(grad)
         if self.reports is None or t == len(self.reports) - 1:  # the last step comes first in every backward pass

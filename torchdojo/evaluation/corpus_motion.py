@@ -150,7 +150,7 @@ def _refined(ours: _Ours, reference: Reference, qpos: Array, qvel: Array) -> dic
 
 
 def _reason(row: dict[str, Any]) -> str:
-    """What differs, in words, from where the difference begins."""
+    """The difference in words, from where it begins."""
     if row["lost"]:
         return "bodies that move in MuJoCo do not move here"
     if row["start_error"] > BOUND / 10:

@@ -105,7 +105,7 @@ def _half_space(plane: Plane, pose: tuple[Tensor, Tensor]) -> tuple[Tensor, Tens
 
 
 def _above(a: Placed, normal: Tensor, offset: Tensor) -> Witness:
-    """Of shapes above half-spaces: the farthest point against the normal."""
+    """Shapes above half-spaces: the farthest point against the normal."""
     point = a.support(-normal)[1]
     return Witness((normal * point).sum(-1) - offset.squeeze(-1), normal, point)
 

@@ -117,7 +117,7 @@ class Polytope:
         with torch.no_grad():
             corner, direction, face = self._feature(point.detach())
         offset = point - self.vertices.to(point)[corner]
-        # Of a corner (direction 0) and an edge, what is across the edge is left of the offset.
+        # The part of the offset that is across the edge remains; a corner has the direction 0, so all remains.
         across = offset - (offset * direction).sum(-1, keepdim=True) * direction
         square = (across * across).sum(-1)
         length = torch.sqrt(torch.where(square > 0, square, 1.0))

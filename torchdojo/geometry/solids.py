@@ -1,4 +1,4 @@
-"""What a pair of shapes is given as, and what is found of it (pairs.py, ellipsoids.py, closest.py)."""
+"""Pairs of shapes as callers give them, and the results (pairs.py, ellipsoids.py, closest.py)."""
 
 from __future__ import annotations
 

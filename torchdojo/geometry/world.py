@@ -1,4 +1,4 @@
-"""What stands still in a scene: planes, height fields, and shapes fixed in the world."""
+"""Shapes that stand still in a scene: planes, height fields, and shapes fixed in the world."""
 
 from __future__ import annotations
 

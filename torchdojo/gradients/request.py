@@ -1,4 +1,4 @@
-"""What a call asks for: the data of the step, `StepInputs`, and the options beside them, `Request`."""
+"""A call's request: the data of the step, `StepInputs`, and the options beside them, `Request`."""
 
 from __future__ import annotations
 

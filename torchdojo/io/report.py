@@ -1,4 +1,4 @@
-"""What a reader did with the content of a robot file, as data: `Mechanism.load_report`.
+"""The report of a reader on the content of a robot file, as data: `Mechanism.load_report`.
 
 A reader collects its findings in a `Findings`. `announce` makes one warning of them, or an error with ``strict=True``.
 """
@@ -25,7 +25,7 @@ NAMES = 6  # names that an entry keeps; its count has all
 
 @dataclass(frozen=True)
 class LoadEntry:
-    """What happened to the content of one kind in a robot file."""
+    """The fate of the content of one kind in a robot file."""
 
     did: Did
     kind: str  #: what it is: an element with its brackets, or words ("joint limits")
@@ -43,7 +43,7 @@ class LoadEntry:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What a reader did with a robot file; ``print(mech.load_report)`` shows a table."""
+    """The report of a reader on a robot file; ``print(mech.load_report)`` shows a table."""
 
     path: Path
     entries: tuple[LoadEntry, ...] = ()

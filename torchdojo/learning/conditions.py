@@ -32,7 +32,7 @@ Range = float | tuple[float, float]
 
 @dataclass(frozen=True)
 class Conditions:
-    """What is other than in the environment; None: nothing.
+    """Differences from the environment; None: no difference.
 
     friction: coefficient of all contacts with the ground, in MuJoCo of all contacts. mass: factor of masses and inertias. armature: of the
     driven joints [kg·m², kg]. joint_friction: Coulomb friction of the driven joints [N·m, N]. kicks: speed of pushes, every 3 s [m/s].
@@ -69,7 +69,7 @@ class Conditions:
         return bool(self.as_dict())
 
     def as_dict(self) -> dict[str, Any]:
-        """What is other than in the environment, for JSON."""
+        """The differences from the environment, for JSON."""
         given = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in ("seed", "drawn")}
         return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items() if value not in (None, 0.0)}
 

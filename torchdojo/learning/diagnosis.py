@@ -1,4 +1,4 @@
-"""What `torchdojo train --check` measures of an environment before it costs an hour, and what to set.
+"""The measurements of `torchdojo train --check`, before an environment costs an hour, and what to set.
 
     for note in diagnose(read_config({"env": "my_module:MyEnv"})):
         print(note.name, note.measured, note.advice)

@@ -53,7 +53,7 @@ INSTALL = 'pip install "torchdojo[deploy]"'
 
 @dataclass(frozen=True)
 class Exported:
-    """What `export_policy` wrote.
+    """The files that `export_policy` wrote.
 
     folder: with the files. files: their names. steps: of the recorded episode. differences: largest difference of the actions of each
     format from those of the policy, along the episode. left_out: {what: why}, formats and parts of the
@@ -175,7 +175,7 @@ def _run_torchscript(content: bytes, obs: Tensor) -> Tensor:
 
 
 def _onnx(network: nn.Module, obs: Tensor) -> bytes:
-    """Of a batch of any size. Two rows are the example: an exporter takes a size of one for a constant."""
+    """The network in ONNX, for a batch of any size. Two rows are the example: an exporter takes a size of one for a constant."""
     logging.disable(logging.WARNING)  # it says that torchvision is not installed
     try:
         with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():

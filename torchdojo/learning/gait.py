@@ -69,7 +69,7 @@ class Rule:
         return self.also is None or (other is not None and other > self.also[1])
 
     def sentence(self, report: GaitReport) -> str:
-        """What is said of a report that is beyond the bound."""
+        """The sentence about a report that is beyond the bound."""
         value = getattr(report, self.number)
         return self.text.format(", ".join(value) if isinstance(value, tuple) else value, r=report)
 

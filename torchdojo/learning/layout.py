@@ -1,4 +1,4 @@
-"""What the numbers of an observation and of a memory are: found by trying an environment's `observe` and `remember` on random motions.
+"""The meaning of the numbers of observations and memories, found by trying an environment's `observe` and `remember` on random motions.
 
 An environment of one's own says in code what its policy sees, and a description beside the code would go out of date. So each entry is
 compared with quantities that have names: an entry that is scale · quantity + offset in all of many random motions, to 1e-9, is that

@@ -1,4 +1,4 @@
-"""What MuJoCo does within a control step: normal impulses of contacts with the world, in the layout of a mechanism, and work of the motors.
+"""MuJoCo within a control step: normal impulses of contacts with the world, in the layout of a mechanism, and work of the motors.
 
 A contact of MuJoCo counts for the contact of ours on the same body whose point is nearest. Bodies that have none here, such as shins of an
 environment whose feet alone touch the ground, are left out.

@@ -83,7 +83,7 @@ class MuJoCoRobots:
 
     @property
     def mass(self) -> float:
-        """Of the robot, in the mean over environments [kg]."""
+        """The robot's mass, in the mean over environments [kg]."""
         own = self.model.body_rootid == self.model.body_rootid[self.bodies[0]]
         return sum(float(model.body_mass[own].sum()) for model in self.models) / len(self.models)
 

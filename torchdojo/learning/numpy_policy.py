@@ -72,7 +72,7 @@ class NumpyPolicy:
         return self._drives["reach"] * self._clipped(action) + self._drives["rest"]
 
     def torques(self, action: Array, q: Array, qd: Array) -> np.ndarray:
-        """What the servos and motors of the simulation do at joint coordinates and rates (..., nu), in the order of the actions."""
+        """The torques of the simulation's servos and motors at joint coordinates and rates (..., nu), in the order of the actions."""
         drive = self._drives
         own = drive["force"] * self._clipped(action) + drive["offset"]
         return np.clip(own - drive["kp"] * np.asarray(q) - drive["kd"] * np.asarray(qd), drive["force_low"], drive["force_high"])

@@ -58,7 +58,7 @@ class Refinement:
         return self.agreement >= self.ENOUGH or self.segments % self.PROBE == 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What decides how the next update goes, besides weights and optimizer."""
+        """The numbers that decide how the next update goes, besides weights and optimizer."""
         return {"scale": self.scale, "agreement": self.agreement, "segments": self.segments}
 
     def load_state_dict(self, given: Mapping[str, Any]) -> None:

@@ -106,7 +106,7 @@ class Evaluation:
 
 
 class Stepper(Protocol):
-    """What takes the control steps of an evaluation."""
+    """The simulator that takes the control steps of an evaluation."""
 
     def advance(self, motion: Motion, action: Tensor, warm: Tensor | None) -> StepOutput:
         """A control step, as `Env.advance` takes it."""

@@ -185,7 +185,7 @@ class Shac(pl.LightningModule):
         return s.adjoint_clip * s.reward_scale / (s.horizon * s.num_envs * self._world)
 
     def _clip(self, z: Tensor) -> Tensor:
-        """What `env.on_state` does where the environment goes step by step: the n-th state with a graph reports to the n-th tally.
+        """A hook for `env.on_state`, where the environment goes step by step: the n-th state with a graph reports to the n-th tally.
 
         States beyond those of `rollout` report to nobody.
         """

@@ -38,7 +38,7 @@ UNITS = {
 
 
 def describe(run: Run, network: Any) -> dict[str, Any]:
-    """What a robot has to know to run a policy, as plain numbers, lists and mappings. network: of the policy."""
+    """All that a robot has to know to run a policy, as plain numbers, lists and mappings. network: of the policy."""
     config = run.config
     env = config.make_env(STARTS, pool=STARTS, randomize={})
     normal = _normalization(network)

@@ -1,4 +1,4 @@
-"""What drives act on, and how their activations follow, as the kernel counts them."""
+"""The places that drives act on, and the laws of their activations, as the kernel counts them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["DriveDynamics", "DriveTarget"]
 
 
 class DriveTarget(enum.IntEnum):
-    """What a drive acts on."""
+    """The place that a drive acts on."""
 
     JOINT = 0
     SITE = 1

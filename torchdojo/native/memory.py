@@ -17,7 +17,7 @@ _thread = threading.local()
 
 
 def allocator(like: Tensor) -> Allocator:
-    """What makes the tensors of results: `like.new_empty`, unless this thread is inside of `results_in`."""
+    """The maker of the tensors of results: `like.new_empty`, unless this thread is inside of `results_in`."""
     own: Any = getattr(_thread, "allocator", None)
     return like.new_empty if own is None else own
 

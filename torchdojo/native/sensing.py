@@ -47,7 +47,7 @@ class SensorTable(NamedTuple):
 
 
 class SensorReading(NamedTuple):
-    """What a reading has beside tensors.
+    """The data of a reading beside tensors.
 
     parameters: those that the mechanism has now. magnetic: (3,). repeat: steps of the period. reference: the same reading in PyTorch.
     """

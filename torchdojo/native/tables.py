@@ -328,9 +328,9 @@ DRIVE_PARAMETERS = numbers(half=1, middle=1, stiffness=1, damping=1)  # per free
 CONTACT_PARAMETERS = numbers(point=3, radius=1, offset=1, normal=3, tangents=6, friction=1)
 COUPLING_PARAMETERS = numbers(ratio=1, offset=1, curve=3, off=1)  # off: 1 − active; coefficients of the ends stand behind, where given
 TENDON_PARAMETERS = numbers(stiffness=1, damping=1, rest_lower=1, rest_upper=1)  # then those of the path
-# Of each actuator, then a range (lower, upper) of each input: the numbers of a law (actuation.py).
+# Each actuator has the numbers of its law (actuation.py). A range (lower, upper) of each input follows.
 ACTUATOR_PARAMETERS = numbers(gear=1, gain=3, bias=3, length0=1, ctrlrange=2, forcerange=2, carried_damping=1)
-# Of each drive: the ranges of its control, force and activation, the numbers of its laws, and of a site the wrench per force, in body axes.
+# Each drive has the ranges of its control, force and activation, the numbers of its laws, and at a site the wrench per force, in body axes.
 # Numbers of a muscle are those of its curves, with reciprocals (`MUSCLE_GAIN` and `MUSCLE_BIAS` in driving.py).
 DRIVE_NUMBERS = numbers(gear=1, length0=1, ctrlrange=2, forcerange=2, actrange=2, dynamics=3, gain=15, bias=6, push=3, turn=3)
 MUSCLE_GAIN = numbers(
@@ -338,7 +338,7 @@ MUSCLE_GAIN = numbers(
     per_left=1, per_rise=1, per_fall=1, per_right=1, per_yield=1,
 )  # fmt: skip
 MUSCLE_BIAS = numbers(peak=1, low=1, shortest=1, per_length=1, right_bend=1, per_width=1)
-# Of a site on its body, with the extents of its zone; of a sensor, whose output is scale · value + offset between two bounds.
+# A site has its pose on its body, and the extents of its zone. The output of a sensor is scale · value + offset between two bounds.
 SENSED_FRAME_NUMBERS = numbers(position=3, orientation=4, extent=3)
 SENSOR_NUMBERS = numbers(scale=1, offset=1, low=1, high=1)
 #: Kind of a shape -> its numbers, behind those of its contact. `half`: half the segment of a capsule, half the edges of a box, semi-axes.

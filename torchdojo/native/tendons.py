@@ -20,7 +20,7 @@ SIZES = {"points": 3, "centers": 3, "turns": 4, "radii": 1, "sides": 3, "divisor
 
 
 def unsupported_tendon(tendon: Tendon, joints: Sequence[type]) -> str | None:
-    """What the kernel lacks of a tendon; None if it has all. joints: the classes of built-in ones."""
+    """The feature of a tendon that the kernel lacks; None if it has all. joints: the classes of built-in ones."""
     if len(tendon.body_names) > MOST_TENDON_BODIES:
         return f"it knows tendons with {MOST_TENDON_BODIES} places of bodies, not {len(tendon.body_names)}"
     if not isinstance(tendon, FixedTendon):

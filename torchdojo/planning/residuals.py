@@ -89,7 +89,7 @@ class ContactForce:
 
 @dataclass(frozen=True)
 class Sensors:
-    """What sensors of the mechanism read, minus `target`: an accelerometer, forces at a wrist, a touch.
+    """Readings of the mechanism's sensors minus `target`: an accelerometer, forces at a wrist, a touch.
 
     Accelerations, forces and readings of actuators are those of the step from a node. Others are those of the node.
 

@@ -1,1 +1,1 @@
-"""What a mechanism can feel: sites on bodies, and a table of sensor kinds that are read from states and steps."""
+"""The senses of a mechanism: sites on bodies, and a table of sensor kinds that are read from states and steps."""

@@ -15,7 +15,7 @@ __all__: list[str] = []
 
 
 class Subtree(Kind):
-    """Of the body and all that hangs on it in the spanning tree: center, its velocity, momentum, angular momentum about the center."""
+    """A body with all that hangs on it in the spanning tree: center, its velocity, momentum, angular momentum about the center."""
 
     takes = ("body",)
 

@@ -63,7 +63,7 @@ def _sites(sensors: Sequence[Sensor], named: Mapping[str, Site]) -> tuple[Site, 
 
 
 def _versions(sites: Sequence[Site]) -> tuple[object, ...]:
-    """What changes when the tensors of a site are replaced, written to, or let require grad."""
+    """A key that changes when the tensors of a site are replaced, written to, or let require grad."""
     tensors = [tensor for site in sites for tensor in (site.position, site.orientation, site.size)]
     return tuple([(id(tensor), tensor._version, tensor.requires_grad) for tensor in tensors])
 

@@ -25,7 +25,7 @@ Places = Sequence[tuple[str, int]]  # of joints and their coordinates
 
 
 class Given(NamedTuple):
-    """What a reading may have beside the state. The fields are as in `Mechanism.read_sensors`."""
+    """The data that a reading may have beside the state. The fields are as in `Mechanism.read_sensors`."""
 
     out: Any = None
     u: Tensor | None = None
@@ -266,7 +266,7 @@ class Reading:
 
 
 def subtree_rows(structure: Structure, bodies: Sequence[str | None]) -> list[list[int]]:
-    """Of each body, which bodies hang on it in the spanning tree, 0 or 1; None: all."""
+    """For each body, 1 for the bodies that hang on it in the spanning tree, else 0; None: all."""
     for body in bodies:
         if body is not None and body not in structure.bodies:
             raise ValueError(f"sensors: got the body {body!r}; bodies are {list(structure.bodies)}, and None has all")

@@ -41,7 +41,7 @@ class Sensing(Structure):
         time: Any = None,
         repeat: int = 1,
     ) -> Tensor:
-        """What the sensors read at z, side by side, (..., m): ``mech.read_sensors(z, mech.step(z, u))``.
+        """The sensors' readings at z, side by side, (..., m): ``mech.read_sensors(z, mech.step(z, u))``.
 
         `mech.sensors.layout` has their places.
 

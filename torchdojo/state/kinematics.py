@@ -49,7 +49,7 @@ FEW = 16  # environments
 
 
 class Tree(NamedTuple):
-    """What does not change with numbers. Bodies, and the joints that carry them, are in the order of their depth: E of them."""
+    """Data that do not change with numbers. Bodies, and the joints that carry them, are in the order of their depth: E of them."""
 
     joints: tuple[str | FreePose, ...]  # names of the joints
     bodies: tuple[int, ...]  # numbers of the bodies that they carry
@@ -159,7 +159,7 @@ class Kinematics(NamedTuple):
 
 
 class Double(NamedTuple):
-    """What the rates of joints with two free rotations depend on, joint frame."""
+    """The data that rates of joints with two free rotations depend on, joint frame."""
 
     turn: Tensor  # (4, E, B) p, relative orientation
     normal: Tensor  # (3, E, B) across the free rotations; zero for other joints

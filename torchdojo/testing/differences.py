@@ -64,7 +64,7 @@ def directions(size: int, count: int | None, generator: torch.Generator) -> Tens
 
 
 def batchable(mechanism: Mechanism, names: Iterable[str]) -> set[str]:
-    """Those of the named parameters that may have batch dimensions: physical fields and tensors of user-written elements."""
+    """The named parameters that may have batch dimensions: physical fields and tensors of user-written elements."""
     of_elements = {
         (element.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2])
         for element in mechanism.elements().values()

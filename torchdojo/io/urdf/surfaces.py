@@ -35,7 +35,7 @@ LARGEST_FRICTION = 10.0
 
 @dataclass
 class Surface:
-    """What the contacts of a link have."""
+    """The numbers that the contacts of a link share."""
 
     friction: float | None = None  #: coefficient; None: the file has none
     options: dict[str, float] = field(default_factory=dict)  #: laws of the contacts

@@ -1,4 +1,4 @@
-"""What a URDF file shows: the ``<visual>`` elements of its links, with their materials. Nothing here stops a robot from loading.
+"""The picture of a URDF file: the ``<visual>`` elements of its links, with their materials. Nothing here stops a robot from loading.
 
 An element that cannot be read is left out: the motion does not depend on it. A mesh is kept as a reference, and read when it is drawn.
 """

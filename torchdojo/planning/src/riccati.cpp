@@ -204,7 +204,7 @@ struct TdRiccati {
     int64_t *ok;  // (P, M)
 };
 
-// What all regularizations of a problem have in common at node t.
+// Numbers that all regularizations of a problem share at node t.
 static void load(const TdRiccati &in, int64_t problem, int64_t t, Workspace &w) {
     const int64_t n = in.n, q = in.n + in.m;
     const double *AB = in.AB + (problem * in.steps + t) * n * q, *lxx = in.lxx + (problem * (in.steps + 1) + t) * n * n;
