@@ -285,9 +285,9 @@ class PhysicalModule(nn.Module):
 
     def extra_state_names(self) -> list[str]:
         """Names of tensors of user-written subclasses that are not physical fields, for instance network weights."""
-        own = [name for name, _ in self.named_parameters()] + [name for name, _ in self.named_buffers()]
+        names = [name for name, _ in self.named_parameters()] + [name for name, _ in self.named_buffers()]
         # A parametrized field (`torch.nn.utils.parametrize`) is read through its attribute, so its originals are not extra state.
-        return [name for name in own if name not in self.fields and not name.startswith("parametrizations.")]
+        return [name for name in names if name not in self.fields and not name.startswith("parametrizations.")]
 
 
 def one_by_one(batch: _Self) -> list[_Self]:

@@ -148,9 +148,9 @@ class Structure(PhysicalModule):
             self.__dict__.update({name: value for name, value in derived.items() if value is not None})
             raise
         for kind, modules in before.items():
-            now = [id(module) for module in getattr(self, kind).values()]
+            identities = [id(module) for module in getattr(self, kind).values()]
             for module in modules.values():
-                if id(module) not in now:
+                if id(module) not in identities:
                     module._belongs_to(self, False)
         self._claim()
         if self.actuators is not None:
@@ -183,11 +183,11 @@ class Structure(PhysicalModule):
 
     def _assemble(self, **given: Modules) -> None:
         """Check the modules and those that stay, take them, and lay out what follows from them."""
-        own = {kind: {name: module for name, module in getattr(self, kind).items()} for kind in KINDS}
-        parts = {kind: checked_parts(kind, given.get(kind, own[kind]), cls) for kind, cls in KINDS.items()}
+        owned = {kind: {name: module for name, module in getattr(self, kind).items()} for kind in KINDS}
+        parts = {kind: checked_parts(kind, given.get(kind, owned[kind]), cls) for kind, cls in KINDS.items()}
         if not parts["bodies"]:
             raise ValueError("Mechanism: got no bodies; give at least one, bodies={'name': td.Body(mass=..., inertia=...)}")
-        free = {name: own["joints"][name] for name in self._free_joints}
+        free = {name: owned["joints"][name] for name in self._free_joints}
         joints = {name: joint for name, joint in parts["joints"].items() if free.get(name) is not joint}
         for kind in ("joints", "contacts", "tendons"):
             for name, element in (joints if kind == "joints" else parts[kind]).items():

@@ -62,39 +62,39 @@ def plan(config: Path, *, output: Path | None = None, changes: Sequence[str] = (
         if output is not None:
             output.mkdir(parents=True, exist_ok=True)
     start = time.process_time()
-    found = solve(task.problem, method=task.method, options=task.options)
+    result = solve(task.problem, method=task.method, options=task.options)
     seconds = time.process_time() - start
     h = float(task.problem.mech.timestep)
     replays = {
-        name: task.replay(found, description.replay, feedback) for name, feedback in (("with its gains", True), ("open loop", False))
+        name: task.replay(result, description.replay, feedback) for name, feedback in (("with its gains", True), ("open loop", False))
     }
-    status = PlanStatus(int(found.status))
+    status = PlanStatus(int(result.status))
     report = finite(
         {
             "config": str(config),
             "task": description.task or description.robot,
             "method": task.method,
             "status": status.name,
-            "passed": bool(found.solved),
+            "passed": bool(result.solved),
             "explanation": status.explain,
             "steps": task.problem.steps,
             "timestep_s": h,
-            "iterations": int(found.iterations),
-            "schedule": int(found.schedule),
-            "cost": float(found.cost),
-            "violation": float(found.violation),
-            "defect": float(found.defect),
+            "iterations": int(result.iterations),
+            "schedule": int(result.schedule),
+            "cost": float(result.cost),
+            "violation": float(result.violation),
+            "defect": float(result.defect),
             "replay_timestep_s": h / description.replay,
             "replay_kappa": REPLAY_KAPPA,
-            "replay_distance_m": float(end_distance(found, replays["with its gains"])),
-            "replay_open_loop_distance_m": float(end_distance(found, replays["open loop"])),
+            "replay_distance_m": float(end_distance(result, replays["with its gains"])),
+            "replay_open_loop_distance_m": float(end_distance(result, replays["open loop"])),
             "replay_flagged_steps": sum(int((replay.status != 0).sum()) for replay in replays.values()),
             "cpu_seconds": seconds,
         }
     )
-    _print(found, report)
+    _print(result, report)
     if output is not None or page.html is not None:
-        _save(found, replays["with its gains"], description, output, page)
+        _save(result, replays["with its gains"], description, output, page)
     write_report(report, output)
     return report
 

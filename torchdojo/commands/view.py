@@ -44,10 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="trajectories (.npz) of `torchdojo simulate`, `replay` or `fit` with --output, or of your own; robots (.urdf, .xml, .mjcf)",
     )
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument("--html", type=Path, metavar="FILE", help="write the page there, and do not open it")
-    how.add_argument("--live", action="store_true", help="show the motion from a server, until Ctrl-C")
-    how.add_argument("--video", type=Path, metavar="FILE.mp4|.webp|DIR", help="write a video, a moving picture, or a folder of pictures")
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--html", type=Path, metavar="FILE", help="write the page there, and do not open it")
+    output.add_argument("--live", action="store_true", help="show the motion from a server, until Ctrl-C")
+    output.add_argument("--video", type=Path, metavar="FILE.mp4|.webp|DIR", help="write a video, a moving picture, or a folder of pictures")
     add("--side-by-side", action="store_true", help="a place for each motion")
     add("--label", action="append", default=[], metavar="TEXT", help="of a file, in order; repeatable (default: the names of the files)")
     add("--select", type=whole, action="append", default=[], metavar="N", help="only the N-th motion of each file, from 1; repeatable")
@@ -105,8 +105,8 @@ def read(files: Sequence[Path], labels: Sequence[str] = (), select: Sequence[int
             raise ValueError(f"{path} has {len(playbacks)} motions; got --select {beyond[0]}")
         playbacks = [playbacks[number - 1] for number in select] if select else playbacks
         for playback in playbacks:
-            own = [playback.label] if playback.label and (len(playbacks) > 1 or not name) else []
-            result.append(replace(playback, label=": ".join([*([name] if name else []), *own])))
+            label = [playback.label] if playback.label and (len(playbacks) > 1 or not name) else []
+            result.append(replace(playback, label=": ".join([*([name] if name else []), *label])))
     return result
 
 

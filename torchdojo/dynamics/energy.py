@@ -64,9 +64,9 @@ def _rate(structure: Structure, joint: StandardJoint, z: Tensor, z_next: Tensor 
     """Rates of a joint's coordinates over the step that led to z, or the mean of these and the rates of the next step."""
     h = structure.timestep[..., None]
     states = structure.element_states(z, joint)
-    now, before = [pose for pose, _ in states], [previous_pose(*state, h) for state in states]
-    rate = joint.rate(before, now, h)
-    return rate if z_next is None else 0.5 * (rate + joint.rate(now, structure.element_poses(z_next, joint), h))
+    poses, before = [pose for pose, _ in states], [previous_pose(*state, h) for state in states]
+    rate = joint.rate(before, poses, h)
+    return rate if z_next is None else 0.5 * (rate + joint.rate(poses, structure.element_poses(z_next, joint), h))
 
 
 def potential_energy(structure: Structure, z: Tensor) -> Tensor:

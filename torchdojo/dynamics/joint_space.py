@@ -316,9 +316,9 @@ def _drift(tree: Tree, place: Kinematics, qd: Tensor, v: Tensor, w: Tensor) -> T
     The joint adds W to the angular velocity and T + P × W to the velocity at the origin. Its axes turn with the parent, and P is on the
     child:  Ẇ = ω_a × W + k̇ n,  Ṫ = ω_a × T,  Ṗ = v_a + ω_a × P + T.
     """
-    own, rates = tree.own.to(qd.device), place.along * qd
+    belongs, rates = tree.own.to(qd.device), place.along * qd
     turning = tree.turning.to(qd.device)
-    turn = own @ (rates * turning) if tree.slides else own @ rates
+    turn = belongs @ (rates * turning) if tree.slides else belongs @ rates
     v_a, w_a = (torch.cat((value, torch.zeros_like(value[:, :1])), dim=1)[:, tree.parents] for value in (v, w))
     turn_change = cross(w_a, turn)
     if place.double is not None:
@@ -326,7 +326,7 @@ def _drift(tree: Tree, place: Kinematics, qd: Tensor, v: Tensor, w: Tensor) -> T
     moving = v_a + cross(w_a, place.anchor)
     if not tree.slides:
         return torch.cat((cross(moving, turn) + cross(place.anchor, turn_change), turn_change))
-    slide = own @ (rates * (1 - turning))
+    slide = belongs @ (rates * (1 - turning))
     return torch.cat((cross(moving + slide, turn) + cross(place.anchor, turn_change) + cross(w_a, slide), turn_change))
 
 

@@ -254,8 +254,8 @@ class StepProblem:
                 delta, y = y[..., : 6 * k].unflatten(-1, (k, 6)), y[..., 6 * k :]
                 if element.reads_incoming:
                     incoming, y = y[..., : 6 * k].unflatten(-1, (k, 6)), y[..., 6 * k :]
-                here = retract(pose, delta[..., :3], delta[..., 3:])
-                wrench, rows = self.element_residual(element, here, twist, incoming, impulse, slack, y)
+                moved = retract(pose, delta[..., :3], delta[..., 3:])
+                wrench, rows = self.element_residual(element, moved, twist, incoming, impulse, slack, y)
                 return torch.cat((-wrench, rows), dim=-1)
 
             data = (torch.zeros_like(twist).flatten(-2), *([incoming.flatten(-2)] if moving else []), u)

@@ -129,11 +129,11 @@ class Skeleton:
         self.parents = {str(j.body_names[-1]): (name, j.body_names[0]) for name, j in joints.items()}
         rates = torch.eye(mech.num_coordinates, dtype=torch.float64)[self.columns]
         pose, twist = split_state(mech.to_maximal(torch.zeros_like(rates), rates))
-        rows, own = torch.arange(len(rates)), torch.tensor([self.bodies.index(str(j.body_names[-1])) for j in self.driven.values()])
-        turns = quat.rotate(pose.q[rows, own], twist.omega[rows, own])
+        rows, owners = torch.arange(len(rates)), torch.tensor([self.bodies.index(str(j.body_names[-1])) for j in self.driven.values()])
+        turns = quat.rotate(pose.q[rows, owners], twist.omega[rows, owners])
         self.axes = turns / turns.norm(dim=-1, keepdim=True)
         anchors = torch.stack([j.child_anchor.detach().reshape(-1, 3)[0] for j in self.driven.values()])
-        self.spots = pose.x[rows, own] + quat.rotate(pose.q[rows, own], anchors) - pose.x[:, 0]
+        self.spots = pose.x[rows, owners] + quat.rotate(pose.q[rows, owners], anchors) - pose.x[:, 0]
         main = [int(axis.abs().argmax()) for axis in self.axes]
         self.kinds = [("roll", "pitch", "yaw")[k] if abs(axis[k]) > ALONG else "skew" for axis, k in zip(self.axes, main, strict=True)]
         self.lower, self.upper = (torch.tensor([self._limit(j, end) for j in self.driven.values()], dtype=torch.float64) for end in (0, 1))
@@ -145,20 +145,20 @@ class Skeleton:
 
     def chain(self, body: str) -> tuple[int, ...]:
         """Places of the driven joints between the root and a body, from the root on."""
-        names, found = list(self.driven), list[int]()
-        at: str | None = body
-        while at in self.parents:
-            joint, at = self.parents[at]
-            found += [names.index(joint)] if joint in self.driven else []
-        return tuple(reversed(found))
+        names, numbers = list(self.driven), list[int]()
+        link: str | None = body
+        while link in self.parents:
+            joint, link = self.parents[link]
+            numbers += [names.index(joint)] if joint in self.driven else []
+        return tuple(reversed(numbers))
 
     def ancestors(self, body: str) -> set[str]:
         """Bodies between a body and the root, both left out."""
-        found, at = set[str](), self.parents[body][1]
-        while at is not None and at in self.parents:
-            found.add(at)
-            at = self.parents[at][1]
-        return found
+        bodies, parent = set[str](), self.parents[body][1]
+        while parent is not None and parent in self.parents:
+            bodies.add(parent)
+            parent = self.parents[parent][1]
+        return bodies
 
     def contacts(self) -> dict[str, Contact]:
         """Contacts with the ground that have a point on their body."""
@@ -172,11 +172,11 @@ class Skeleton:
 
     def points(self, z: Tensor, contacts: Sequence[str]) -> tuple[Tensor, Tensor]:
         """Centers of contacts from the root's center of mass [m], (..., n, 3), and the lowest heights of their balls, (..., n)."""
-        pose, found = split_state(z)[0], self.contacts()
-        own = [self.bodies.index(str(found[name].body_names[0])) for name in contacts]
-        local = torch.stack([torch.as_tensor(found[name].point).detach().double().reshape(-1, 3)[0] for name in contacts])
-        radii = torch.stack([torch.as_tensor(found[name].radius).detach().double().flatten()[0] for name in contacts])
-        center = pose.x[..., own, :] + quat.rotate(pose.q[..., own, :], local.expand(*z.shape[:-1], -1, -1)) - pose.x[..., :1, :]
+        pose, table = split_state(z)[0], self.contacts()
+        owners = [self.bodies.index(str(table[name].body_names[0])) for name in contacts]
+        local = torch.stack([torch.as_tensor(table[name].point).detach().double().reshape(-1, 3)[0] for name in contacts])
+        radii = torch.stack([torch.as_tensor(table[name].radius).detach().double().flatten()[0] for name in contacts])
+        center = pose.x[..., owners, :] + quat.rotate(pose.q[..., owners, :], local.expand(*z.shape[:-1], -1, -1)) - pose.x[..., :1, :]
         return center, center[..., 2] - radii
 
 
@@ -199,17 +199,17 @@ def find_anatomy(mech: Mechanism, *, feet: Sequence[str] | None = None, stance: 
     places = torch.stack([bones.points(at_zero, names)[0].mean(0) for names in groups.values()])
     chains = [bones.chain(body) for body in groups]
     pitches = [[i for i in chain if bones.kinds[i] == "pitch"] for chain in chains]
-    hips = torch.stack([bones.spots[(own or list(chain))[0]] for own, chain in zip(pitches, chains, strict=True)])
+    hips = torch.stack([bones.spots[(pitching or list(chain))[0]] for pitching, chain in zip(pitches, chains, strict=True)])
     share, lengths, drops = EXTENSION.get(len(groups), CROUCH), list[float](), list[float]()
-    for own, place in zip(pitches, places, strict=True):
-        knots = torch.stack([*(bones.spots[i] for i in own), place])
+    for pitching, place in zip(pitches, places, strict=True):
+        knots = torch.stack([*(bones.spots[i] for i in pitching), place])
         parts = (knots[1:] - knots[:-1])[:, [0, 2]].norm(dim=-1)
         lengths.append(float(parts.sum()))
         # A sole that stays level adds the height of its ankle, however far ahead of it its middle is.
-        sole = float(knots[-2, 2] - knots[-1, 2]) if len(own) > 2 else share * float(parts[-1:].sum())
+        sole = float(knots[-2, 2] - knots[-1, 2]) if len(pitching) > 2 else share * float(parts[-1:].sum())
         drops.append(share * float(parts[:-1].sum()) + sole)
-    ankles = [float(place[0] - bones.spots[own[-1], 0]) for own, place in zip(pitches, places, strict=True) if len(own) > 2]
-    still = [body for body, own in zip(groups, pitches, strict=True) if not own]
+    ankles = [float(place[0] - bones.spots[pitching[-1], 0]) for pitching, place in zip(pitches, places, strict=True) if len(pitching) > 2]
+    still = [body for body, pitching in zip(groups, pitches, strict=True) if not pitching]
     if still:
         raise ValueError(
             f"Locomotion: got a leg without a joint that pitches, that of {still[0]}; allowed: legs that swing ahead and back about the y "
@@ -280,8 +280,8 @@ def _feet(bones: Skeleton, given: Sequence[str] | None) -> dict[str, list[str]]:
     z = bones.state(torch.zeros(len(bones.driven), dtype=torch.float64))
     low = {body: float(bones.points(z, [name for name in contacts if owners[name] == body])[1].min()) for body in ends}
     lowest = min(low.values())
-    found = [body for body in ends if low[body] - lowest <= LOW * abs(lowest)]
-    return {body: _sole(bones, [name for name in contacts if owners[name] == body]) for body in found}
+    feet = [body for body in ends if low[body] - lowest <= LOW * abs(lowest)]
+    return {body: _sole(bones, [name for name in contacts if owners[name] == body]) for body in feet}
 
 
 def _grouped(bones: Skeleton, names: Sequence[str], owners: Mapping[str, str]) -> dict[str, list[str]]:
@@ -303,13 +303,13 @@ def _corners(centers: Tensor, numbers: list[int]) -> list[int]:
     """The contacts of a sole that are farthest out in its four diagonal directions: more contacts cost time and hold no better."""
     spread = (centers - centers.mean(0))[:, :2]
     spread = spread / spread.abs().amax(0).clamp_min(1e-3)
-    found = set[int]()
+    corners = set[int]()
     for ahead in (-1.0, 1.0):
         for left in (-1.0, 1.0):
             # of equal ones the one farther along x, so that mirrored feet have mirrored corners
             ranks = [(round(float(ahead * x + left * y), 6), round(float(ahead * x), 6)) for x, y in spread]
-            found.add(numbers[max(range(len(numbers)), key=ranks.__getitem__)])
-    return sorted(found)
+            corners.add(numbers[max(range(len(numbers)), key=ranks.__getitem__)])
+    return sorted(corners)
 
 
 def _images(bones: Skeleton) -> tuple[tuple[tuple[int, float], ...] | None, list[str]]:
@@ -320,15 +320,15 @@ def _images(bones: Skeleton) -> tuple[tuple[tuple[int, float], ...] | None, list
     spots = bones.spots.clone()
     spots[:, 1] -= 0.5 * (spots[:, 1].max() + spots[:, 1].min())
     turned, moved = bones.axes * spots.new_tensor((-1.0, 1.0, -1.0)), spots * spots.new_tensor((1.0, -1.0, 1.0))
-    found, unmatched, names = list[tuple[int, float]](), list[str](), list(bones.driven)
+    images, unmatched, names = list[tuple[int, float]](), list[str](), list(bones.driven)
     for i in range(len(names)):
         fits = [(float((moved[i] - spots[j]).norm()), j) for j in range(len(names)) if abs(float(turned[i] @ bones.axes[j])) > 0.99]
         distance, j = min(fits, default=(math.inf, i))
         if distance > NEAR:
             unmatched.append(names[i])
-        found.append((j, math.copysign(1.0, float(turned[i] @ bones.axes[j]))))
-    paired = all(found[j][0] == i for i, (j, _) in enumerate(found))
-    return (tuple(found), []) if paired and not unmatched else (None, unmatched or names)
+        images.append((j, math.copysign(1.0, float(turned[i] @ bones.axes[j]))))
+    paired = all(images[j][0] == i for i, (j, _) in enumerate(images))
+    return (tuple(images), []) if paired and not unmatched else (None, unmatched or names)
 
 
 class _Stand(NamedTuple):
@@ -362,16 +362,16 @@ def _stance(
     rest = torch.maximum(torch.minimum(torch.zeros_like(low), high), low)
     goal = hips[:, [0, 2]] - torch.tensor([[0.0, drop] for drop in drops], dtype=torch.float64)
     stand, usual = _Stand(bones, soles, bodies, pitches, hips, lengths, goal), 1.0 if len(soles) > 2 else -1.0
-    found = []
+    candidates = []
     for ahead in (usual, -usual):
         pose = _search(stand, rest.clone(), (low, high), ahead)
         gaps, knees = _misses(stand, pose)
-        size = torch.stack([pose[own].square().sum() for own in pitches])
-        found.append((pose, gaps.square().sum(-1) + 1e-4 * size + 2e-4 * (usual * knees).clamp_min(0.0)))
-    (pose, cost), (other, other_cost) = found
-    for k, own in enumerate(pitches):
+        size = torch.stack([pose[pitching].square().sum() for pitching in pitches])
+        candidates.append((pose, gaps.square().sum(-1) + 1e-4 * size + 2e-4 * (usual * knees).clamp_min(0.0)))
+    (pose, cost), (other, other_cost) = candidates
+    for k, pitching in enumerate(pitches):
         if float(other_cost[k]) < float(cost[k]) - 1e-9:
-            pose[own] = other[own]
+            pose[pitching] = other[pitching]
     return pose
 
 
@@ -380,13 +380,16 @@ def _misses(stand: _Stand, angles: Tensor) -> tuple[Tensor, Tensor]:
     bones, soles, bodies, pitches, hips, lengths, goal = stand
     z = bones.state(angles)
     pose, gaps, knees, joints = split_state(z)[0], [], [], list(bones.driven.values())
-    for k, (names, body, own) in enumerate(zip(soles, bodies, pitches, strict=True)):
+    for k, (names, body, pitching) in enumerate(zip(soles, bodies, pitches, strict=True)):
         off = (bones.points(z, names)[0].mean(-2)[..., [0, 2]] - goal[k]) / lengths[k]
         axis = quat.rotate(pose.q[..., bones.bodies.index(body), :], off.new_tensor((0.0, 0.0, 1.0)).expand(*off.shape[:-1], 3))
-        gaps.append(torch.cat((off, axis[..., :1] if len(own) > 2 else torch.zeros_like(off[..., :1])), -1))
+        gaps.append(torch.cat((off, axis[..., :1] if len(pitching) > 2 else torch.zeros_like(off[..., :1])), -1))
         knees.append(torch.zeros_like(off[..., 0]))
-        if len(own) > 1:
-            shank, anchor = bones.bodies.index(str(joints[own[1]].body_names[-1])), joints[own[1]].child_anchor.detach().reshape(-1, 3)[0]
+        if len(pitching) > 1:
+            shank, anchor = (
+                bones.bodies.index(str(joints[pitching[1]].body_names[-1])),
+                joints[pitching[1]].child_anchor.detach().reshape(-1, 3)[0],
+            )
             knee = pose.x[..., shank, :] + quat.rotate(pose.q[..., shank, :], anchor.expand(*off.shape[:-1], 3)) - pose.x[..., 0, :]
             knees[-1] = (knee[..., 0] - hips[k, 0]) / lengths[k]
     return torch.stack(gaps, -2), torch.stack(knees, -1)
@@ -398,7 +401,7 @@ def _search(stand: _Stand, rest: Tensor, limits: tuple[Tensor, Tensor], ahead: f
     ahead: 1 for knees that point back, −1 for knees that point ahead.
     """
     (low, high), pitches, width = limits, stand.pitches, 1.0
-    free = sorted({i for own in pitches for i in own})
+    free = sorted({i for pitching in pitches for i in pitching})
     start, end, generator = low.clamp_min(-2.5)[free], high.clamp_max(2.5)[free], torch.Generator().manual_seed(0)
     for _ in range(ROUNDS):
         drawn = rest.expand(SAMPLES, -1).clone()
@@ -407,13 +410,13 @@ def _search(stand: _Stand, rest: Tensor, limits: tuple[Tensor, Tensor], ahead: f
         drawn[1:, free] = torch.maximum(torch.minimum(around, end), start)
         gaps, knees = _misses(stand, drawn)
         best = (gaps.square().sum(-1) + 0.1 * (ahead * knees).clamp_min(0.0)).argmin(0)
-        for k, own in enumerate(pitches):
-            rest[own] = drawn[best[k], own]
+        for k, pitching in enumerate(pitches):
+            rest[pitching] = drawn[best[k], pitching]
         width *= 0.25
     for _ in range(8):
         steps = rest + 1e-6 * torch.eye(len(rest), dtype=torch.float64)
         gaps, moved = (_misses(stand, pose)[0] for pose in (rest, steps))
-        for k, own in enumerate(pitches):
-            rest[own] = rest[own] - torch.linalg.pinv(((moved[own, k] - gaps[k]) / 1e-6).mT, rtol=1e-3) @ gaps[k]
+        for k, pitching in enumerate(pitches):
+            rest[pitching] = rest[pitching] - torch.linalg.pinv(((moved[pitching, k] - gaps[k]) / 1e-6).mT, rtol=1e-3) @ gaps[k]
         rest = torch.maximum(torch.minimum(rest, high), low)
     return rest

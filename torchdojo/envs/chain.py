@@ -45,7 +45,7 @@ class Ratings:
             reward, terms = self.env._rate(before, after)
             return reward.unflatten(0, (horizon, -1)), terms.unflatten(0, (horizon, -1))
         steps = [slice(t * count, (t + 1) * count) for t in range(horizon)]
-        rewards, parts = zip(*(self.env._rate(_part(before, own), _part(after, own)) for own in steps), strict=True)
+        rewards, parts = zip(*(self.env._rate(_part(before, part), _part(after, part)) for part in steps), strict=True)
         return torch.stack(rewards), torch.stack(parts)
 
     @torch.no_grad()
@@ -54,7 +54,7 @@ class Ratings:
         count = self.env.num_envs
         ways = slice(count), slice(count, 2 * count), slice(2 * count)
         try:
-            first, second, both = (self.env._rate(_part(before, own), _part(after, own))[0] for own in ways)
+            first, second, both = (self.env._rate(_part(before, part), _part(after, part))[0] for part in ways)
         except RuntimeError:  # shapes: a reward reads parameters of the environments, of which there are B
             return False
         return torch.allclose(both, torch.cat((first, second)), rtol=SAME, atol=SAME, equal_nan=True)

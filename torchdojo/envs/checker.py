@@ -175,8 +175,8 @@ class _Runner:
                 keep(_Result(f"the reset after step {t}", answer[0], None, None, None, answer[1], nobody), nobody, ended)
                 if judge:
                     self._check_untouched(results[-2].obs, results[-1].obs, ended, t)
-        for now, then in zip(returned, results, strict=True) if judge else ():
-            _require(_same(now[1:6], then[1:6], 0.0), f"what {now.call} returned", "other numbers after later calls", "arrays of its own")
+        for ours, then in zip(returned, results, strict=True) if judge else ():
+            _require(_same(ours[1:6], then[1:6], 0.0), f"what {ours.call} returned", "other numbers after later calls", "arrays of its own")
         return results
 
     def _judge(self, result: _Result, waiting: NDArray[np.bool_], chosen: NDArray[np.bool_] | None) -> None:

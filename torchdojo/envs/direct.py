@@ -40,9 +40,9 @@ class Direct:
 
     def __init__(self, function: Callable[..., tuple[Tensor, ...]], *, fixed: bool = False) -> None:
         # Dynamo keeps compiled code by code object, which functions made in one place would share.
-        own = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__)
+        copy = types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__, None, function.__closure__)
         # Not dynamic: a number that differs between two robots, such as a height, would become a symbol, which `math.isinf` does not take.
-        self._checked = torch.compile(own, fullgraph=True, dynamic=False, backend=self._compile)
+        self._checked = torch.compile(copy, fullgraph=True, dynamic=False, backend=self._compile)
         self._ran: tuple[Callable[[list[Any]], Tensors], list[Any], Tensors] | None = None
         self._plan: tuple[Callable[[list[Any]], Tensors], list[Any], list[tuple[int, int]], list[int]] | None = None
         self.fixed, self._layout = fixed, list[Any]()
@@ -122,9 +122,11 @@ class Kept:
     def __init__(self, code: types.FunctionType, owner: Any, held: Sequence[Any]) -> None:
         names = code.__globals__
         self._empty, self._view = names[self.EMPTY], names[self.VIEW]
-        own = {**names, self.EMPTY: self._first_empty, self.VIEW: self._first_view}
-        self._run: Any = types.MethodType(types.FunctionType(code.__code__, own, code.__name__, code.__defaults__, code.__closure__), owner)
-        self._names, self._held = own, [tensor for tensor in held if tensor is not None]
+        namespace = {**names, self.EMPTY: self._first_empty, self.VIEW: self._first_view}
+        self._run: Any = types.MethodType(
+            types.FunctionType(code.__code__, namespace, code.__name__, code.__defaults__, code.__closure__), owner
+        )
+        self._names, self._held = namespace, [tensor for tensor in held if tensor is not None]
         self._tensors: list[tuple[Tensor, int]] | None = []  # of the first call, with the number of what each is a view of
         self._next: Any = None
 

@@ -134,11 +134,11 @@ class Sensors:
     def begin(self, obs: Tensor, normal: Callable[..., Tensor]) -> tuple[Tensor, Tensor]:
         """The first observation (B, n) as the policy sees it, and the sensors' memory. normal: draws numbers of a shape."""
         bias = self.bias * normal(len(obs), len(self.bias)) if len(self.bias) else obs.new_zeros(len(obs), 0)
-        own = obs.new_zeros(len(obs), 0)
+        delay = obs.new_zeros(len(obs), 0)
         if self.least < self.most:
             share = 0.5 + 0.5 * torch.erf(normal(len(obs), 1) / math.sqrt(2.0))  # uniform from 0 to 1
-            own = (self.least + (self.most - self.least + 1) * share).floor().clamp(max=self.most)
-        carried = torch.cat((own, bias, *[obs] * self.most), -1)
+            delay = (self.least + (self.most - self.least + 1) * share).floor().clamp(max=self.most)
+        carried = torch.cat((delay, bias, *[obs] * self.most), -1)
         seen = obs + bias if len(self.bias) else obs
         return (seen + self.noise * normal(len(obs), self.draws) if self.draws else seen), carried
 

@@ -52,11 +52,11 @@ def add_drives(mech: Mechanism, drive: Drive) -> None:
     for name, joint_name, coordinate, effort in zip(motors.names, motors.joints, motors.coordinates, efforts, strict=True):
         joint = cast(StandardJoint, mech.joints[joint_name])
         kp = drive.strength * effort / drive.reach
-        own = float(torch.as_tensor(joint.damper).expand(joint.num_coordinates)[coordinate])
+        damping = float(torch.as_tensor(joint.damper).expand(joint.num_coordinates)[coordinate])
         servos[name] = Actuator(
             joint_name,
             gain=kp * drive.reach,
-            bias=(kp * drive.rest_of(name), -kp, -max(0.0, drive.damping * kp - own)),
+            bias=(kp * drive.rest_of(name), -kp, -max(0.0, drive.damping * kp - damping)),
             ctrlrange=(-1.0, 1.0),
             forcerange=None if drive.limit is None else (-drive.limit * effort, drive.limit * effort),
             coordinate=coordinate,

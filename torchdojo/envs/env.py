@@ -341,8 +341,8 @@ class Env:
         if any_rare(~good):  # a number that is not finite would reach the weights as zero times NaN
             action = torch.where(good[:, None], action, 0.0)
         impulses = out.impulses[..., self._normals] if self.observe_impulses else state.impulses
-        now = state.activation if self.driving is None else self.driving.carry(state.activation, action)
-        after = Motion(z, z[..., :13], q, qd, action, state.goal, impulses, state.memory, now, state.time + 1)
+        activation = state.activation if self.driving is None else self.driving.carry(state.activation, action)
+        after = Motion(z, z[..., :13], q, qd, action, state.goal, impulses, state.memory, activation, state.time + 1)
         if state.memory.shape[-1]:
             index = drawn if drawn.ndim == 1 else drawn[:, 0].long()
             after = after._replace(memory=self.remember(state.motion, after, part_of(self._pool, self._sizes, "memory", index)))

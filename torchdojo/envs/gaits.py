@@ -71,9 +71,9 @@ def gait_of(given: Any, legs: int) -> tuple[Gait, tuple[float, ...]]:
     gait: Gait = given
     if legs not in gait.offsets:
         fitting = [name for name, other in GAITS.items() if legs in other.offsets]
-        own = f"gait={fitting[0]!r}" if fitting else f"gait={{'offsets': [{legs} numbers]}}"
+        remedy = f"gait={fitting[0]!r}" if fitting else f"gait={{'offsets': [{legs} numbers]}}"
         raise ValueError(
             f"gait: got one of {' or '.join(map(str, gait.offsets))} legs ({asked!r}) for a robot with {legs}; allowed: "
-            f"{', '.join(fitting) or 'none of the table'}; give {own}, or feet= if the legs are found wrongly"
+            f"{', '.join(fitting) or 'none of the table'}; give {remedy}, or feet= if the legs are found wrongly"
         )
     return gait, tuple(gait.offsets[legs])

@@ -59,10 +59,10 @@ class Instruments:
 
     def read(self, env: Any, motion: Motion, before: EnvState | None, out: StepOutput | None) -> Tensor:
         """(B, m). before, out: what the control step that led here started from, and its result; None: at a start."""
-        now, late = self._parts
+        prompt, late = self._parts
         time, result = motion.time * env.period, list[Tensor]()
-        if now:
-            result.append(env.mech.read_sensors(motion.z, names=now, **self._driven(env, now, motion, motion.action), time=time))
+        if prompt:
+            result.append(env.mech.read_sensors(motion.z, names=prompt, **self._driven(env, prompt, motion, motion.action), time=time))
         if late:
             repeat, start = env.repeat, motion if before is None else before
             if before is None or out is None:
@@ -104,12 +104,12 @@ def by_sensor(noise: SensorNoise, instruments: Instruments | None, num_obs: int)
     Raises:
         ValueError: names of an environment without sensors, or as `Instruments.deviations`.
     """
-    found: dict[str, Any] = {}
+    spreads: dict[str, Any] = {}
     for field in ("noise", "bias"):
         given, label = getattr(noise, field), f"sensor_noise, {field}"
         if not isinstance(given, (Mapping, str)):
             continue
         if instruments is None:
             raise ValueError(f"{label}: got {given!r} for an environment without sensors; allowed: numbers; give sensors=(NAME, ...), too")
-        found[field] = instruments.deviations(label, given, num_obs)
-    return dataclasses.replace(noise, **found)
+        spreads[field] = instruments.deviations(label, given, num_obs)
+    return dataclasses.replace(noise, **spreads)

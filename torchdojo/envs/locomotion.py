@@ -150,8 +150,8 @@ class Locomotion(Env):
         self.fall, self.tilt = (BIPED_FALL, BIPED_TILT) if two else (FALL, TILT)
         self.clearance = (BIPED_CLEARANCE if two else CLEARANCE) * size if clearance is None else positive("clearance", clearance)
         units = {"height": size**2, "feet": size**2, "place": size**2, "torque": strength**2, "power": load_ratio * math.sqrt(size)}
-        own = {**WEIGHTS, **(BIPED_WEIGHTS if two else {}), **(weights or {})}
-        self.weights = {name: weight / units.get(name, 1.0) for name, weight in own.items()}
+        weighted = {**WEIGHTS, **(BIPED_WEIGHTS if two else {}), **(weights or {})}
+        self.weights = {name: weight / units.get(name, 1.0) for name, weight in weighted.items()}
         self._measure(mech)
         self._drive(mech, stiffness, braking, reach, STIFFNESS * strength)
         mech = _driven(self, mech, positive("friction", friction), body_contacts, joint_limits, joint_friction)
@@ -182,9 +182,9 @@ class Locomotion(Env):
         anatomy, joints = self.anatomy, mech.named_joints()
         efforts = [getattr(joints[name], "effort_limit", None) for name in anatomy.joints]
         self.efforts = torch.tensor([math.inf if e is None else float(torch.as_tensor(e).flatten()[0]) for e in efforts]).double()
-        own = torch.minimum(torch.full_like(self.efforts, usual), STRONGEST * self.efforts)
-        self.kp = own if stiffness is None else torch.full_like(own, positive("stiffness", stiffness))
-        self.kd = self.kp * BRAKING / STIFFNESS if braking is None else torch.full_like(own, positive("braking", braking, zero=True))
+        bounded = torch.minimum(torch.full_like(self.efforts, usual), STRONGEST * self.efforts)
+        self.kp = bounded if stiffness is None else torch.full_like(bounded, positive("stiffness", stiffness))
+        self.kd = self.kp * BRAKING / STIFFNESS if braking is None else torch.full_like(bounded, positive("braking", braking, zero=True))
         hips = {next((i for i in leg.joints if anatomy.kinds[i] == "pitch"), -1) for leg in anatomy.legs}
         spans = [HIP_REACH if i in hips else REACH[kind] for i, kind in enumerate(anatomy.kinds)]
         self.reach = torch.tensor(spans if reach is None else [positive("reach", reach)] * len(spans), dtype=torch.float64)
@@ -312,10 +312,10 @@ class Locomotion(Env):
 
     def foot_motion(self, motion: Motion) -> tuple[Tensor, Tensor]:
         """Positions of the feet's centers [m] and their velocities [m/s], world frame, (B, legs, 3)."""
-        own = motion.z.unflatten(-1, (-1, STATE_SIZE)).index_select(-2, self.soles)
+        states = motion.z.unflatten(-1, (-1, STATE_SIZE)).index_select(-2, self.soles)
         # One split: backward of slices would fill a tensor of zeros for each.
-        x, v, turn, omega = own.split((3, 3, 4, 3), -1)
-        arm = quat.rotate(turn, self.feet.expand(*own.shape[:-1], 3))
+        x, v, turn, omega = states.split((3, 3, 4, 3), -1)
+        arm = quat.rotate(turn, self.feet.expand(*states.shape[:-1], 3))
         return x + arm, v + quat.cross(quat.rotate(turn, omega), arm)
 
     def foot_heights(self, place: Tensor) -> Tensor:
@@ -395,12 +395,12 @@ def _driven(env: Locomotion, mech: Mechanism, friction: float, body_contacts: bo
     for i, name in enumerate(anatomy.joints):
         joint: Any = joints[name]
         kp, kd, effort = float(env.kp[i]), float(env.kd[i]), float(env.efforts[i])
-        own = float(joint.damper.flatten()[0])
+        damping = float(joint.damper.flatten()[0])
         speed = None if joint.velocity_limits is None else joint.velocity_limits.detach()
         joints[name] = type(joint)(
             *joint.body_names,
             **{field: getattr(joint, field).detach() for field in ("axis", "parent_anchor", "child_anchor", "orientation_offset")},
-            damper=min(own, OWN_BRAKING * kd),
+            damper=min(damping, OWN_BRAKING * kd),
             armature=None if joint.armature is None else joint.armature.detach(),
             friction=joint.friction.detach() if joint_friction and joint.friction is not None else None,
             limits=tuple(end.detach() for end in joint.limits) if joint_limits and joint.limits is not None else None,

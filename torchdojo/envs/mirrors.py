@@ -165,13 +165,13 @@ def _bodies(mech: Mechanism, place: Tensor, name: str) -> list[int]:
     fits = (apart < NEAR) & ((masses[:, None] - masses).abs() <= NEAR * masses)
     images = []
     for i, (body, row) in enumerate(zip(mech.bodies, fits, strict=True)):
-        found = [j for j in row.nonzero().flatten().tolist() if j != i] or ([i] if bool(row[i]) else [])
-        if not found:
+        partners = [j for j in row.nonzero().flatten().tolist() if j != i] or ([i] if bool(row[i]) else [])
+        if not partners:
             raise ValueError(
                 f"mirror of {name}: got body {body!r} at {[round(x, 4) for x in place[i].tolist()]} without an image of the same mass at "
                 "−y; allowed: robots that are symmetric about y = 0; train with symmetric: false"
             )
-        images.append(found[0])
+        images.append(partners[0])
     return images
 
 

@@ -40,10 +40,10 @@ class Randomization:
         self, mech: Mechanism, num_envs: int, ranges: Mapping[str, Ranges], generator: torch.Generator, shard: tuple[int, int] = (0, 1)
     ) -> None:
         self.mech, self.num_envs, self.generator, self.shard = mech, num_envs, generator, shard
-        own = {name: parameter for name, parameter in mech.named_parameters() if name != "timestep"}  # control periods are the same
+        parameters = {name: parameter for name, parameter in mech.named_parameters() if name != "timestep"}  # control periods are the same
         self.ranges = {name: _checked(name, value) for name, value in ranges.items()}
-        self.matches = {name: _matching(name, list(own)) for name in ranges}
-        self.nominal = {name: own[name].detach().clone() for names in self.matches.values() for name in names}
+        self.matches = {name: _matching(name, list(parameters)) for name in ranges}
+        self.nominal = {name: parameters[name].detach().clone() for names in self.matches.values() for name in names}
         self.factors: dict[str, Tensor] = {name: torch.ones(num_envs, dtype=torch.float64) for name in ranges}
         self._drawn = {parameter: [name for name, names in self.matches.items() if parameter in names] for parameter in self.nominal}
         self._stored: dict[str, nn.Parameter | None] = {}  # what this object has put into the mechanism

@@ -129,8 +129,8 @@ class Rated:
             self._known, leaves = True, [leaves[k] for k in self.needed]
 
         def pull(grad: Tensor) -> list[tuple[Tensor, ...]]:
-            found = torch.autograd.grad(reward, leaves, grad.to(reward.dtype)) if leaves else ()
-            return list(zip(*(each.unflatten(0, (len(grad), -1)).unbind() for each in found), strict=True)) or [()] * len(grad)
+            gradients = torch.autograd.grad(reward, leaves, grad.to(reward.dtype)) if leaves else ()
+            return list(zip(*(each.unflatten(0, (len(grad), -1)).unbind() for each in gradients), strict=True)) or [()] * len(grad)
 
         return Rewards(reward.detach(), terms, pull)
 

@@ -227,11 +227,11 @@ class TableEnv(Env):
 
     def observe(self, motion: Motion) -> Tensor:
         """The observation of the row, and sine and cosine of the clock."""
-        own = self.row.observe(self, motion)
+        observation = self.row.observe(self, motion)
         if self.clock is None:
-            return own
+            return observation
         angle = 2.0 * math.pi * motion.memory[..., :1]
-        return torch.cat((own, angle.sin(), angle.cos()), -1)
+        return torch.cat((observation, angle.sin(), angle.cos()), -1)
 
     def reward(self, before: Motion, after: Motion, action: Tensor) -> Mapping[str, Tensor]:
         """The reward of the row by its name."""

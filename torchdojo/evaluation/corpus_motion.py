@@ -107,8 +107,8 @@ class _Ours:
         every = torch.stack(states).reshape(len(rows), -1, 13)
         bodies = list(mech.bodies)
         links = [self.info.links[name] for name in names]
-        at = [bodies.index(str(link.body)) for link in links]
-        x, q = every[:, at, :3], every[:, at, 6:10]
+        numbers = [bodies.index(str(link.body)) for link in links]
+        x, q = every[:, numbers, :3], every[:, numbers, 6:10]
         offset = torch.as_tensor(np.stack([link.position for link in links]))
         turn = np.stack([link.rotation for link in links])
         positions = (x + quat.rotate(q, offset.expand_as(x))).numpy()

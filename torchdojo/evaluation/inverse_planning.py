@@ -47,16 +47,16 @@ def _run(rows: tuple[Row, ...], setting: Setting) -> Outcome:
     for row in rows:
         count = 1 if row.single else QUICK_STARTS if setting.quick else STARTS
         begin = time.process_time()
-        found = row.run(count=count)
+        result = row.run(count=count)
         seconds = time.process_time() - begin
-        iterations = found.iterations[found.solved]
+        iterations = result.iterations[result.solved]
         label, most = f"{row.label}: ", float(iterations.max()) if len(iterations) else float("nan")
         least = None if setting.quick and row.solved != 1.0 else row.solved  # a share of five starts says little
-        share = float(found.solved.double().mean())
+        share = float(result.solved.double().mean())
         measurements += [
             Measurement(f"{row.key}_solved_share", f"{label}solved, of {count} starts", share, at_least=least),
             Measurement(f"{row.key}_iterations_worst", "iterations of solved starts, worst", most, at_most=row.iterations),
-            Measurement(f"{row.key}_residual_worst", "residual of solved starts, worst", float(found.residual[found.solved].max())),
+            Measurement(f"{row.key}_residual_worst", "residual of solved starts, worst", float(result.residual[result.solved].max())),
             Measurement(f"{row.key}_cpu_s", "processor time of all", seconds, "s"),
         ]
     return Outcome(measurements)

@@ -99,5 +99,5 @@ class MujocoDynamics(Dynamics):
             self.mujoco.mj_step(self.model, self.data)
             after[place][self.place], after[place][self.rate] = self.data.qpos, self.data.qvel
             acceleration[place] = self.data.qacc_warmstart
-        found = torch.from_numpy(after)
-        return found, torch.from_numpy(acceleration), ok & (found.abs().amax(-1) < LARGEST)
+        stepped = torch.from_numpy(after)
+        return stepped, torch.from_numpy(acceleration), ok & (stepped.abs().amax(-1) < LARGEST)

@@ -280,17 +280,17 @@ def _mujoco(setting: Setting) -> Outcome:
         generator = torch.Generator().manual_seed(0)
         noise = torch.randn(starts, round(1 / h), 3, generator=generator, dtype=torch.float64) * TASKS["box_up"].noise / STEP
         for name, changes in planners.items():
-            found: dict[str, Plan] = {}
+            plans: dict[str, Plan] = {}
             for engine in ("torchdojo", "MuJoCo"):
                 problem, given = lifted_box(h, noise), {**TASKS["box_up"].options, **changes}
                 if engine == "MuJoCo":
                     scene = actuated_box_scene(half=(0.5 * EDGE,) * 3, mass=1.0, friction=FRICTION, timestep=h)
                     problem.dynamics = MujocoDynamics(mujoco, scene, problem)
                     given["schedule"] = ((KAPPA, None),)
-                found[engine] = plan = solve(problem, **given)
+                plans[engine] = plan = solve(problem, **given)
                 cells = [f"{format(a, form)} ({format(b, form)})" for (a, b), form in _columns(plan)]
                 table.append([f"h = {h:g} s", name, engine, f"{int(plan.solved.sum())} of {starts}", *cells])
-            ours, theirs = found["torchdojo"], found["MuJoCo"]
+            ours, theirs = plans["torchdojo"], plans["MuJoCo"]
             key, label = slug(f"h_{h:g}_{'grid' if not changes else 'line'}"), f"h = {h:g} s, {name}"
             share = [float(plan.solved.double().mean()) for plan in (ours, theirs)]
             least = 1.0 if not changes else None
@@ -298,7 +298,7 @@ def _mujoco(setting: Setting) -> Outcome:
             costs = [_spread(plan.cost[plan.solved])[0] for plan in (ours, theirs)]
             most = 14.7 if not changes else None
             rows.append(Measurement(f"{key}_cost_median", "cost", costs[0], at_most=most, published=PUBLISHED_MUJOCO[h], mujoco=costs[1]))
-            curves = {engine: Line(*_costs(plan)) for engine, plan in found.items()}
+            curves = {engine: Line(*_costs(plan)) for engine, plan in plans.items()}
             plots.append(Plot(f"{key}_cost", f"A box is lifted, {label}", "iteration", "cost", curves, "y"))
     note = "MuJoCo: mjd_transitionFD with centered differences of 1e-6, its default contact, which it softens to a time constant of 2 h"
     return Outcome(rows, plots, notes=[note], tables=[table])

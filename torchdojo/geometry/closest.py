@@ -59,8 +59,8 @@ def distance(a: Shape | Convex | Plane, pose_a: Pose, b: Shape | Convex | Plane,
     if isinstance(a, Plane):
         if isinstance(b, Plane):
             raise ValueError("distance: got two planes; allowed: at most one")
-        found = distance(b, pose_b, a, pose_a)
-        return Witness(found.distance, -found.normal, found.other_point)
+        witness = distance(b, pose_b, a, pose_a)
+        return Witness(witness.distance, -witness.normal, witness.other_point)
     first, second = convex_of(a), None if isinstance(b, Plane) else convex_of(b)
     shapes = [shape for shape in (first, second) if shape is not None]
     leads = [value.shape[:-1] for value in (*one, *two)] + [shape.radius.shape for shape in shapes]
@@ -68,23 +68,23 @@ def distance(a: Shape | Convex | Plane, pose_a: Pose, b: Shape | Convex | Plane,
     if isinstance(b, Plane):
         leads += [b.normal.shape[:-1], b.offset.shape]
     batch = broadcast_shapes(*leads)
-    own = Placed.of(first, *one, batch)
+    first_core = Placed.of(first, *one, batch)
     if second is None:
         assert isinstance(b, Plane)
-        found = _above(own, *(value.expand(*batch, value.shape[-1]).reshape(-1, value.shape[-1]) for value in _half_space(b, two)))
+        witness = _above(first_core, *(value.expand(*batch, value.shape[-1]).reshape(-1, value.shape[-1]) for value in _half_space(b, two)))
         radius = first.radius
     else:
         other = Placed.of(second, *two, batch)
         # Near the origin, positions have all their digits.
         shift = other.x.detach()
-        own, other = own._replace(x=own.x - shift), other._replace(x=other.x - shift)
-        chunks = [slice(k, k + CHUNK) for k in range(0, max(len(own.x), 1), CHUNK)]
-        parts = [_nearest(own.at(rows), other.at(rows), (first.flat, second.flat)) for rows in chunks]
-        found = Witness(*(torch.cat(part) for part in zip(*parts, strict=True)))
-        found = found._replace(point=found.point + shift)
+        first_core, other = first_core._replace(x=first_core.x - shift), other._replace(x=other.x - shift)
+        chunks = [slice(k, k + CHUNK) for k in range(0, max(len(first_core.x), 1), CHUNK)]
+        parts = [_nearest(first_core.at(rows), other.at(rows), (first.flat, second.flat)) for rows in chunks]
+        witness = Witness(*(torch.cat(part) for part in zip(*parts, strict=True)))
+        witness = witness._replace(point=witness.point + shift)
         radius = first.radius + second.radius
-    gap, normal = found.distance.reshape(batch) - radius, found.normal.reshape(*batch, 3)
-    return Witness(gap, normal, found.point.reshape(*batch, 3) - first.radius[..., None] * normal)
+    gap, normal = witness.distance.reshape(batch) - radius, witness.normal.reshape(*batch, 3)
+    return Witness(gap, normal, witness.point.reshape(*batch, 3) - first.radius[..., None] * normal)
 
 
 def _pose(label: str, given: Pose) -> tuple[Tensor, Tensor]:
@@ -120,24 +120,24 @@ class _Candidate(NamedTuple):
 def _nearest(a: Placed, b: Placed, flat: tuple[bool, bool]) -> Witness:
     """Witness of N pairs without their balls."""
     one, two = a.detach(), b.detach()
-    found = nearest_simplex(one, two)
-    over = found.inside.nonzero().squeeze(-1)
+    simplex = nearest_simplex(one, two)
+    over = simplex.inside.nonzero().squeeze(-1)
     if len(over):
         deep = deepest_simplex(one.at(over), two.at(over))
-        found = Simplex(*(whole.index_copy(0, over, part) for whole, part in zip(found, deep, strict=True)))
+        simplex = Simplex(*(whole.index_copy(0, over, part) for whole, part in zip(simplex, deep, strict=True)))
     with torch.no_grad():
-        choices = _candidates(one, two, found, flat)
-        solved = [(_polished(one, two, found, choice, ITERATIONS), True) for choice in choices] + [(found.normal, False)]
+        choices = _candidates(one, two, simplex, flat)
+        solved = [(_polished(one, two, simplex, choice, ITERATIONS), True) for choice in choices] + [(simplex.normal, False)]
         values = torch.stack([_separation(one, two, normal) for normal, _ in solved], -1).nan_to_num(nan=-torch.inf)
         values[:, -1] -= 1e-13 * (1 + values[:, -1].abs())  # the search alone, only where nothing else is as good
         best = values.argmax(-1)
         start = torch.stack([normal for normal, _ in solved], 1)[torch.arange(len(best)), best]
-    choices = _candidates(a, b, found, flat)
+    choices = _candidates(a, b, simplex, flat)
     edges = torch.stack([choice.edges for choice in (*choices, choices[0])], 1)[torch.arange(len(best)), best]
     raw = (best == len(choices))[:, None]
-    normal = torch.where(raw, start, _polished(a, b, found, _Candidate(edges, start), DERIVATIVES))
+    normal = torch.where(raw, start, _polished(a, b, simplex, _Candidate(edges, start), DERIVATIVES))
     # The points of the search, on the features that the normal belongs to.
-    p, q = _carried(a, found.p, found.i, found.weights, -normal), _carried(b, found.q, found.j, found.weights, normal)
+    p, q = _carried(a, simplex.p, simplex.i, simplex.weights, -normal), _carried(b, simplex.q, simplex.j, simplex.weights, normal)
     corners = [side.corners(number[:, None]).squeeze(1) for side, number in ((a, one.support(-start)[0]), (b, two.support(start)[0]))]
     gap = _value(a, b, corners[0] - corners[1], normal)[0]
     rest = p - q - gap[:, None] * normal

@@ -140,14 +140,14 @@ def farthest_points(vertices: Array, count: int) -> tuple[list[int], float]:
     middle = 0.5 * (vertices.min(0) + vertices.max(0))
     close = CLOSE * float(np.linalg.norm(np.ptp(vertices, axis=0)))
     chosen = [int(np.linalg.norm(vertices - middle, axis=-1).argmax())]
-    known: dict[tuple[int, ...], Array] = {}  # triangle -> heights and distances (2, k) of all vertices
+    measures: dict[tuple[int, ...], Array] = {}  # triangle -> heights and distances (2, k) of all vertices
     while True:
         used, triangles = convex_hull(vertices[chosen])
         keys = [tuple(triangle) for triangle in np.array(chosen)[used][triangles].tolist()]
-        new = [key for key in keys if key not in known]
+        new = [key for key in keys if key not in measures]
         measured = np.moveaxis(_above_triangles(vertices, vertices[np.array(new, dtype=np.int64).reshape(-1, 3)]), -1, 0)
-        known = {key: known[key] for key in keys if key in known} | dict(zip(new, measured, strict=True))
-        outside = _outside(np.stack([known[key] for key in keys], axis=-1), vertices[chosen])
+        measures = {key: measures[key] for key in keys if key in measures} | dict(zip(new, measured, strict=True))
+        outside = _outside(np.stack([measures[key] for key in keys], axis=-1), vertices[chosen])
         farthest = int(outside.argmax())
         if outside[farthest] <= close or len(chosen) == min(count, len(vertices)):
             return sorted(chosen), float(outside[farthest])

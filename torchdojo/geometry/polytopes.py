@@ -172,21 +172,21 @@ def polytope_of(shape: Shape, radius: float | None = None) -> Polytope:
         raise ValueError(f"near contacts: got radius={radius!r}; allowed: positive lengths [m]")
     if isinstance(shape, Box):
         size = shape.size.detach()
-        own = _rounding_of(shape, float(size.min()), radius)
-        points = Box(size - 2 * own).contact_points()[0]
+        edge = _rounding_of(shape, float(size.min()), radius)
+        points = Box(size - 2 * edge).contact_points()[0]
     elif isinstance(shape, Cylinder):
-        own = _rounding_of(shape, min(2 * float(shape.radius), float(shape.length)), radius)
+        edge = _rounding_of(shape, min(2 * float(shape.radius), float(shape.length)), radius)
         turn = 2 * torch.pi * torch.arange(SIDES, dtype=torch.float64) / SIDES
-        ring = (float(shape.radius) - own) * torch.stack((turn.cos(), turn.sin()), -1)
-        half_length = 0.5 * float(shape.length) - own
+        ring = (float(shape.radius) - edge) * torch.stack((turn.cos(), turn.sin()), -1)
+        half_length = 0.5 * float(shape.length) - edge
         points = torch.cat([torch.cat((ring, torch.full((SIDES, 1), z, dtype=torch.float64)), -1) for z in (-half_length, half_length)])
     elif isinstance(shape, Hull | Mesh):
         corners = shape.vertices.detach().numpy()
-        own = rounding(float(np.ptp(corners, axis=0).min())) if radius is None else radius
-        points = torch.as_tensor(eroded(corners, own))
+        edge = rounding(float(np.ptp(corners, axis=0).min())) if radius is None else radius
+        points = torch.as_tensor(eroded(corners, edge))
     else:
         raise ValueError(f"near contacts: got {type(shape).__name__}; allowed: Sphere, Capsule, Box, Cylinder, Hull, Mesh (as its hull)")
-    return Polytope.of_points((position + rotate(orientation, points)).numpy(), own)
+    return Polytope.of_points((position + rotate(orientation, points)).numpy(), edge)
 
 
 def eroded(points: Array, depth: float) -> Array:
@@ -203,10 +203,10 @@ def eroded(points: Array, depth: float) -> Array:
     except QhullError as error:
         raise ValueError("near contacts: got a flat hull; allowed: hulls that enclose a volume") from error
     # The ball of the largest radius inside (Boyd and Vandenberghe 2004, section 4.3.1) has its center off all planes.
-    found = linprog([0, 0, 0, -1.0], np.c_[planes[:, :3], np.ones(len(planes))], -planes[:, 3], bounds=[(None, None)] * 3 + [(0, None)])
-    if not found.success or found.x[3] < 1e-3 * depth:
+    optimum = linprog([0, 0, 0, -1.0], np.c_[planes[:, :3], np.ones(len(planes))], -planes[:, 3], bounds=[(None, None)] * 3 + [(0, None)])
+    if not optimum.success or optimum.x[3] < 1e-3 * depth:
         raise ValueError(f"near contacts: got a hull thinner than twice its radius {depth:g} m; give a smaller radius=")
-    corners = HalfspaceIntersection(planes, found.x[:3]).intersections
+    corners = HalfspaceIntersection(planes, optimum.x[:3]).intersections
     scale = 1e-9 * float(np.ptp(corners, axis=0).max())
     keep = [i for i, corner in enumerate(corners) if not (np.abs(corners[:i] - corner).max(-1) < scale).any()]
     result: Array = corners[keep]
@@ -215,14 +215,14 @@ def eroded(points: Array, depth: float) -> Array:
 
 def _rounding_of(shape: Shape, extent: float, radius: float | None) -> float:
     """The radius of a shape's edges [m], for which its smallest extent [m] has to be wide enough."""
-    own = rounding(extent) if radius is None else radius
-    if 2 * own >= extent:
+    edge = rounding(extent) if radius is None else radius
+    if 2 * edge >= extent:
         kind = type(shape).__name__
         raise ValueError(
-            f"near contacts: got a {kind} of {extent:g} m at its thinnest, and edges of {own:g} m; allowed: more than {2 * own:g} m; "
+            f"near contacts: got a {kind} of {extent:g} m at its thinnest, and edges of {edge:g} m; allowed: more than {2 * edge:g} m; "
             "give a smaller radius="
         )
-    return own
+    return edge
 
 
 def rounding(extent: float) -> float:

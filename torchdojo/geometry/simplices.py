@@ -70,8 +70,8 @@ def _reduce(w: Tensor, used: Tensor) -> tuple[Tensor, Tensor]:
     shares = areas / torch.where(over, areas.sum(-1), 1.0)[..., None]
     face_weights = (shares[..., None] * eye[FACES]).sum(-2)
     rest = w[:, (3, 2, 1, 0)] - a
-    own = _dot(n, rest)
-    inside = used.all(-1) & ((own * -height > 0) & (own * own > INSIDE * nn * _dot(rest, rest))).all(-1)
+    heights = _dot(n, rest)
+    inside = used.all(-1) & ((heights * -height > 0) & (heights * heights > INSIDE * nn * _dot(rest, rest))).all(-1)
     best = torch.cat((corner, edge, face), 1).argmin(1)
     weights = torch.cat((eye.expand(count, 4, 4), edge_weights, face_weights), 1)
     return weights[torch.arange(count), best], inside
@@ -94,33 +94,33 @@ def nearest_simplex(a: Placed, b: Placed) -> Simplex:
     v = points[0, :, 0] - points[1, :, 0]
     live = torch.arange(count)
     for _ in range(ITERATIONS):
-        here, ahead = a.at(live), b.at(live)
+        first, second = a.at(live), b.at(live)
         way = v[live]
         vv = _dot(way, way)
-        (i, p), (j, q) = here.support(-way), ahead.support(way)
-        known = weights[live] > 0
+        (i, p), (j, q) = first.support(-way), second.support(way)
+        used = weights[live] > 0
         bound = _dot(way, p - q)  # a plane between the shapes, if positive
         done = (vv - bound <= settled * vv) | (vv <= INSIDE * size[live])
         inside[live] |= vv <= INSIDE * size[live]
         if a.axes is None and b.axes is None:
-            done |= (known & (numbers[0, live] == i[:, None]) & (numbers[1, live] == j[:, None])).any(-1)
+            done |= (used & (numbers[0, live] == i[:, None]) & (numbers[1, live] == j[:, None])).any(-1)
         keep = ~done
-        live, i, j, p, q, known, vv, bound = (part[keep] for part in (live, i, j, p, q, known, vv, bound))
+        live, i, j, p, q, used, vv, bound = (part[keep] for part in (live, i, j, p, q, used, vv, bound))
         if not len(live):
             break
-        slot = known.to(torch.int8).argmin(-1)
+        slot = used.to(torch.int8).argmin(-1)
         row = torch.arange(len(live))
         next_points, next_numbers = points[:, live], numbers[:, live]
         next_points[:, row, slot], next_numbers[:, row, slot] = torch.stack((p, q)), torch.stack((i, j))
-        known[row, slot] = True
+        used[row, slot] = True
         w = next_points[0] - next_points[1]
-        found, within = _reduce(w, known)
+        shares, within = _reduce(w, used)
         inside[live] |= within & (bound <= 0)
-        nearer = (found[..., None] * w).sum(1)
+        nearer = (shares[..., None] * w).sum(1)
         better = (_dot(nearer, nearer) < vv) & ~within  # else rounding
-        live, found, nearer = live[better], found[better], nearer[better]
+        live, shares, nearer = live[better], shares[better], nearer[better]
         points[:, live], numbers[:, live] = next_points[:, better], next_numbers[:, better]
-        weights[live], v[live] = found, nearer
+        weights[live], v[live] = shares, nearer
         if not len(live):
             break
     normal = v / torch.linalg.vector_norm(v, dim=-1, keepdim=True).clamp_min(1e-300)

@@ -168,11 +168,11 @@ def _inside(a: Tensor, b: Tensor, radius: Tensor, valid: Tensor) -> tuple[Tensor
         slope = sum(k / (1 - (k * z) ** 2).sqrt() for k in ratios) - 2 / (1 - z * z).sqrt()
         return value, slope
 
-    known = (ratios[0].detach(), ratios[1].detach()), angle.detach()
+    guess = (ratios[0].detach(), ratios[1].detach()), angle.detach()
     z = torch.full_like(angle, START).detach()
-    solvable = (equation(z, *known)[0] <= 0) & (angle.detach() > SMALLEST)
+    solvable = (equation(z, *guess)[0] <= 0) & (angle.detach() > SMALLEST)
     for _ in range(INSIDE_ITERATIONS):
-        value, slope = equation(z, *known)
+        value, slope = equation(z, *guess)
         z = torch.where(solvable & (value.abs() > CONVERGED), (z - value / slope).clamp(0.0, START), z)
     # One more step with derivatives: the implicit function theorem.
     value, slope = equation(torch.where(solvable, z, 0.5), ratios, angle)

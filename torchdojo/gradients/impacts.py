@@ -123,8 +123,8 @@ def add_impacts(
     nb = problem.system.num_bodies
     with torch.enable_grad():
         z = problem.z.detach().requires_grad_()
-        here = problem.replace(z=z)
-        impacts = find_impacts(here, w, point, options, solve)
+        moved = problem.replace(z=z)
+        impacts = find_impacts(moved, w, point, options, solve)
         slope = impacts.slope(z)
     turn = 0.5 * quat.multiply(quat.conjugate(problem.state.pose.q), slope[..., ORIENTATION])[..., 1:]
     slope = torch.cat((slope[..., : ORIENTATION.start], turn, slope[..., ORIENTATION.stop :]), dim=-1)
@@ -143,11 +143,11 @@ def shifted_by(problem: StepProblem, w: Tensor, point: Tensor, options: SolverOp
     rows, nb = bouncing(problem, w), problem.system.num_bodies
     if not len(rows):
         return None
-    here = problem.select(rows)
-    impacts = find_impacts(here, w[rows], point[rows], options)
+    chosen = problem.select(rows)
+    impacts = find_impacts(chosen, w[rows], point[rows], options)
     instant = (impacts.instant - impacts.instant.detach())[..., None]
-    z = problem.z.index_add(0, rows, (instant * ambient(here.state.pose.q.detach(), impacts.before)).flatten(1))
-    turn = quat.increment(problem.system.twists(w[rows])[..., 3:], here.timestep.detach()[:, None, None])
+    z = problem.z.index_add(0, rows, (instant * ambient(chosen.state.pose.q.detach(), impacts.before)).flatten(1))
+    turn = quat.increment(problem.system.twists(w[rows])[..., 3:], chosen.timestep.detach()[:, None, None])
     moved = torch.zeros_like(impacts.before)
     moved[..., :3], moved[..., 6:9] = impacts.before[..., :3], quat.inverse_rotate(turn, impacts.before[..., 6:9])
     shift = problem.z.new_zeros(len(w), TANGENT_SIZE * nb).index_add(0, rows, (instant * (moved - impacts.after)).flatten(1))

@@ -209,10 +209,10 @@ class WindowResidual:
         keep = solved[..., None]
         jacobian = by_state @ combined
         if self._readings is not None:
-            late, at = len(misfit[0]) - windows.shape[1] + 1, windows[:, 1:]
+            late, following = len(misfit[0]) - windows.shape[1] + 1, windows[:, 1:]
             with torch.no_grad():
-                extra = self._readings.compare(out.z, out.impulses, u, at, raw)
-            by_unknowns = self._readings.jacobian(out.z, u, at, raw, path, _rows)
+                extra = self._readings.compare(out.z, out.impulses, u, following, raw)
+            by_unknowns = self._readings.jacobian(out.z, u, following, raw, path, _rows)
             misfit = torch.cat((misfit, nn.functional.pad(extra, (0, 0, late, 0))), dim=-1)
             jacobian = torch.cat((jacobian, nn.functional.pad(by_unknowns, (0, 0, 0, 0, late, 0))), dim=-2)
             direct = nn.functional.pad(direct, (0, 0, 0, extra.shape[-1]))

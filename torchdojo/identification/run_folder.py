@@ -43,8 +43,12 @@ def begin_run(folder: Path, description: dict[str, Any], data: Path, resume: boo
         before = identity(json.loads(path.read_text()))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"--resume: {path} is damaged ({error}); begin again in another folder") from error
-    now = identity(run)
-    different = [f"{key}: {before.get(key)!r} there, {now.get(key)!r} here" for key in {**before, **now} if before.get(key) != now.get(key)]
+    current = identity(run)
+    different = [
+        f"{key}: {before.get(key)!r} there, {current.get(key)!r} here"
+        for key in {**before, **current}
+        if before.get(key) != current.get(key)
+    ]
     if different:
         raise ValueError(
             f"--resume: the run in {folder} is one of something else ({'; '.join(different)}); give the same, or another folder"

@@ -71,8 +71,8 @@ def find_object(name: str) -> UserObject:
         raise ValueError(f"object {name!r}: {error}; allowed: module:function, of a module that Python finds (PYTHONPATH)") from error
     function = getattr(module, attribute, None)
     if not callable(function):
-        own = [key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__]
-        raise ValueError(f"object {name!r}: {path} has no function {attribute!r}; its functions: {', '.join(own) or 'none'}")
+        functions = [key for key, value in vars(module).items() if inspect.isfunction(value) and value.__module__ == module.__name__]
+        raise ValueError(f"object {name!r}: {path} has no function {attribute!r}; its functions: {', '.join(functions) or 'none'}")
     try:
         inspect.signature(function).bind(1e-2, (), start={}, kappa=1e-6)
     except TypeError as error:

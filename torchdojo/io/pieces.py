@@ -102,9 +102,9 @@ def _pieces(vertices: Array, faces: NDArray[np.int64], threshold: float, most_ve
     name = f"pieces-{key.hexdigest()[:24]}.npz"
     roots = list(cache_roots())
     for root in roots:
-        found = _read(root / name)
-        if found is not None:
-            return found
+        stored = _read(root / name)
+        if stored is not None:
+            return stored
     if not version:
         raise ImportError('decompose: cutting meshes that are not convex needs the package coacd: pip install "torchdojo[mesh]"')
     import coacd
@@ -157,8 +157,8 @@ def self_intersections(vertices: Array, faces: NDArray[np.int64]) -> NDArray[np.
     shared = (faces[pairs[:, 0], :, None] == faces[pairs[:, 1], None, :]).any(1).sum(-1)
     pairs = pairs[shared < 2]
     one, two = corners[pairs[:, 0]], corners[pairs[:, 1]]
-    found: NDArray[np.int64] = np.sort(pairs[_pierces(one, two) | _pierces(two, one)], -1)
-    return found
+    crossing: NDArray[np.int64] = np.sort(pairs[_pierces(one, two) | _pierces(two, one)], -1)
+    return crossing
 
 
 def _pierces(edges_of: Array, triangles: Array) -> NDArray[np.bool_]:

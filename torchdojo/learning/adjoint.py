@@ -79,6 +79,6 @@ class RunningBound:
         """Take in the median length of the adjoints of a segment, before they were clipped; one of zero says nothing."""
         if not 0.0 < median < self.FIRST:
             return
-        now = float(self.value)
+        bound = float(self.value)
         new = self.FACTOR * median
-        self.value.fill_(new if now >= self.FIRST else now**self.KEEP * new ** (1.0 - self.KEEP))
+        self.value.fill_(new if bound >= self.FIRST else bound**self.KEEP * new ** (1.0 - self.KEEP))

@@ -37,8 +37,8 @@ class Fit:
             rows = tuple(tensor[part] for tensor in data)
 
             def loss_of(weights: Tensor) -> Tensor:
-                own = {name: piece.view(shape) for name, piece, shape in zip(names, weights.split(sizes), shapes, strict=True)}
-                summed: Tensor = torch.func.functional_call(loss, own, rows)
+                parameters = {name: piece.view(shape) for name, piece, shape in zip(names, weights.split(sizes), shapes, strict=True)}
+                summed: Tensor = torch.func.functional_call(loss, parameters, rows)
                 return summed / len(part)
 
             gradient, value = torch.func.grad_and_value(loss_of)(weights)
@@ -67,16 +67,16 @@ class Fit:
         groups = [list(self.parameters), [state["exp_avg"] for state in states], [state["exp_avg_sq"] for state in states]]
         vectors = [torch.cat([tensor.reshape(-1) for tensor in group]) for group in groups]
         count, rate = states[0]["step"].clone(), torch.tensor(optimizer.param_groups[0]["lr"], dtype=vectors[0].dtype)
-        taken, step = torch.zeros((), dtype=vectors[0].dtype), self._step.first
+        accepted, step = torch.zeros((), dtype=vectors[0].dtype), self._step.first
         for part in parts:
             *vectors, count, loss, good = step(*vectors, count, rate, part, *data)
-            step, taken = self._step.__call__, taken + good
+            step, accepted = self._step.__call__, accepted + good
         for group, vector in zip(groups, vectors, strict=True):
             pieces = [piece.view(shape) for piece, shape in zip(vector.split(self.sizes), self.shapes, strict=True)]
             torch._foreach_copy_(group, pieces)
         for state in states:
             state["step"].copy_(count)
-        return loss, len(parts) - taken
+        return loss, len(parts) - accepted
 
 
 class CriticFit(Fit):

@@ -66,11 +66,14 @@ def diagnose(config: RunConfig) -> list[Note]:
 
 def _verdict(name: str, exact: Tensor, differences: list[Tensor], wrong: str) -> Note:
     """Compare derivatives of environments (B,) with differences, one tensor for each epsilon."""
-    size = max(float(exact.abs().max()), *(float(found.abs().median()) for found in differences))
+    size = max(float(exact.abs().max()), *(float(difference.abs().median()) for difference in differences))
     if size < 1e-12:
         return Note(name, "good", "does not depend on it")
     floor = 1e-6 * size
-    errors = [float(((exact - found).abs() / torch.maximum(exact.abs(), found.abs()).clamp_min(floor)).median()) for found in differences]
+    errors = [
+        float(((exact - difference).abs() / torch.maximum(exact.abs(), difference.abs()).clamp_min(floor)).median())
+        for difference in differences
+    ]
     error = min(errors)
     bad = not error <= TOLERANCE
     text = f"relative error {error:.1e} (median of {len(exact)} environments)"
@@ -122,12 +125,12 @@ def _through_steps(env: Env) -> Note:
     if total.requires_grad:
         exact = (torch.autograd.grad(total.sum(), leaf, materialize_grads=True)[0] * along).sum((0, 2))
     with torch.no_grad():
-        found = [(value(extra + e * along) - value(extra - e * along)) / (2 * e) for e in EPSILONS]
+        differences = [(value(extra + e * along) - value(extra - e * along)) / (2 * e) for e in EPSILONS]
     name = f"gradient through {STEPS} steps"
     wrong = (
         "wrong gradient: something between action and reward cuts or bends the graph; look for detach(), item(), numpy(), writes in place"
     )
-    note = _verdict(name, exact, found, wrong)
+    note = _verdict(name, exact, differences, wrong)
     if note.measured == "does not depend on it":
         return Note(name, "wrong", "no reward depends on any action", "wrong gradient: let the reward depend on what the actions move")
     return note
@@ -166,12 +169,12 @@ def _parts(env: Env) -> Iterator[Note]:
     with torch.no_grad():
         sides = [(values(torch.full_like(shift, e)), values(torch.full_like(shift, -e)), e) for e in EPSILONS]
     for name, gradient in exact.items():
-        found = [(plus[name] - minus[name]) / (2 * e) for plus, minus, e in sides]
-        own = torch.zeros(env.num_envs, dtype=torch.float64) if gradient is None else gradient[:, 0]
+        differences = [(plus[name] - minus[name]) / (2 * e) for plus, minus, e in sides]
+        gradients = torch.zeros(env.num_envs, dtype=torch.float64) if gradient is None else gradient[:, 0]
         wrong = (
             f"wrong gradient: {name} is not differentiated as it is computed; look for detach(), item(), numpy(), rounding and comparisons"
         )
-        yield _verdict(f"gradient of {name}", own, found, wrong)
+        yield _verdict(f"gradient of {name}", gradients, differences, wrong)
 
 
 def _adjoints(env: Env, horizon: int) -> Iterator[Note]:

@@ -226,9 +226,9 @@ def _legs(env: Env, touch: _Touch, shares: Mapping[str, float], feet: list[str])
         if foot != max(line, key=lambda name: shares[name]):
             continue
         others = {body for other in feet if other not in line for body, _ in chains[other]}
-        own = [joint for body, joint in chain if body not in others]
-        if own:
-            hip = next((joint for joint in reversed(own) if joint in across), own[-1])
+        joints = [joint for body, joint in chain if body not in others]
+        if joints:
+            hip = next((joint for joint in reversed(joints) if joint in across), joints[-1])
             legs.append(Leg(foot, tuple(touch.names[i] for i in _columns(touch.owners, foot)), hip))
     return legs
 
@@ -260,11 +260,11 @@ def _axes_across(mech: Mechanism) -> set[str]:
     """Joints that turn about an axis across the robot with all coordinates zero."""
     rates = torch.eye(mech.num_coordinates, dtype=torch.float64)
     pose, twist = split_state(mech.to_maximal(torch.zeros_like(rates), rates))
-    names, found = list(mech.bodies), set[str]()
+    names, across = list(mech.bodies), set[str]()
     for name, place in mech.coordinate_places().items():
         child = names.index(str(mech.named_joints()[name].body_names[-1]))
         rows = torch.arange(place.start, place.stop)
         axes = quat.rotate(pose.q[rows, child], twist.omega[rows, child])
         if bool((axes[:, 1].abs() > ACROSS).any()):
-            found.add(name)
-    return found
+            across.add(name)
+    return across

@@ -289,8 +289,8 @@ def _distance(path: Tensor, counted: Tensor, period: float) -> float:
     """Length of all paths (T, B, 2) [m], by lines of a second."""
     second, total = max(1, round(1.0 / period)), 0.0
     for i in range(path.shape[1]):
-        own = path[counted[:, i], i]
-        corners = torch.cat((own[:-1:second], own[-1:])) if len(own) > 1 else own
+        track = path[counted[:, i], i]
+        corners = torch.cat((track[:-1:second], track[-1:])) if len(track) > 1 else track
         # n samples are n - 1 periods apart; time counts n
-        total += float((corners[1:] - corners[:-1]).norm(dim=-1).sum()) * len(own) / max(1, len(own) - 1)
+        total += float((corners[1:] - corners[:-1]).norm(dim=-1).sum()) * len(track) / max(1, len(track) - 1)
     return total

@@ -57,12 +57,12 @@ def observation_layout(env: Env) -> list[dict[str, Any]]:
     scale · quantity + offset. Where the name is "other", unit, scales and offsets are None, and "depends_on" has fields of `Motion`.
     """
     motion = _random_motion(env, PROBES)
-    seen, known = env.observe(motion), _quantities(env, motion)
+    seen, quantities = env.observe(motion), _quantities(env, motion)
     if env.observe_impulses:
         seen = torch.cat((seen, motion.impulses / env.period), -1)
     if env.driving is not None:
         seen = torch.cat((seen, env.driving.seen(motion)), -1)
-    entries = [_matched(column, known) for column in seen.unbind(-1)]
+    entries = [_matched(column, quantities) for column in seen.unbind(-1)]
     reads = _reads(env.observe, env, motion)
     rows: list[tuple[tuple[Any, ...], str, float | None, float | None]] = []
     for i, entry in enumerate(entries):
@@ -99,14 +99,14 @@ def memory_layout(env: Env) -> list[dict[str, Any]]:
     fresh = _random_motion(env, TIMES).memory
     result = env.remember(before, after, fresh)
     steady = result == env.remember(before, after, _random_motion(env, TIMES).memory)
-    known = [quantity for quantity in _quantities(env, after) if quantity.kind not in ("action", "memory", "sine", "cosine")]
+    quantities = [quantity for quantity in _quantities(env, after) if quantity.kind not in ("action", "memory", "sine", "cosine")]
     actions = [f"action of {name}" for name in env.action_names]
-    known += _list("action before", "1", None, actions, before.action)
+    quantities += _list("action before", "1", None, actions, before.action)
     entries = []
     for k, column in enumerate(result.unbind(-1)):
         keep, own = steady[:, k], before.memory[:, k]
         others = [Quantity("memory before", f"memory[{j}]", None, None, before.memory[:, j]) for j in range(result.shape[-1]) if j != k]
-        rows = [quantity._replace(values=quantity.values[keep]) for quantity in (*known, *others)]
+        rows = [quantity._replace(values=quantity.values[keep]) for quantity in (*quantities, *others)]
         rule = _rule(column[keep], own[keep], rows, env.period) if int(keep.sum()) > PROBES else {"rule": "other"}
         ends = [float(end) for end in start[:, k].aminmax()]
         entries.append({"name": f"memory[{k}]", **rule, "drawn_anew": not bool(keep.all()), "start": ends})
@@ -127,9 +127,9 @@ def _rule(after: Tensor, before: Tensor, known: Iterable[Quantity], period: floa
         return {"rule": "copy", "of": quantity.name, "unit": quantity.unit, "scale": scale, "offset": offset}
     for quantity in known:
         matrix = torch.stack((before, quantity.values, torch.ones_like(before)), -1)
-        found = torch.linalg.lstsq(matrix, after[:, None]).solution
-        if bool(((matrix @ found)[:, 0] - after).abs().max() < EXACT * (1.0 + after.abs().max())):
-            keep, gain, offset = (_rounded(float(number)) for number in found[:, 0])
+        fit = torch.linalg.lstsq(matrix, after[:, None]).solution
+        if bool(((matrix @ fit)[:, 0] - after).abs().max() < EXACT * (1.0 + after.abs().max())):
+            keep, gain, offset = (_rounded(float(number)) for number in fit[:, 0])
             return {"rule": "filter", "of": quantity.name, "unit": quantity.unit, "keep": keep, "gain": gain, "offset": offset}
     return {"rule": "other"}
 
@@ -140,12 +140,12 @@ def _matched(column: Tensor, known: Iterable[Quantity]) -> tuple[Quantity, float
     if not bool(torch.isfinite(column).all()) or float(away.abs().max()) == 0.0:
         return None
     for quantity in known:
-        own = quantity.values - quantity.values.mean()
-        square = float(own.square().sum())
+        centered = quantity.values - quantity.values.mean()
+        square = float(centered.square().sum())
         if square == 0.0:
             continue
-        scale = float((own * away).sum()) / square
-        if float((away - scale * own).abs().max()) < EXACT * (1.0 + float(column.abs().max())) and abs(scale) > EXACT:
+        scale = float((centered * away).sum()) / square
+        if float((away - scale * centered).abs().max()) < EXACT * (1.0 + float(column.abs().max())) and abs(scale) > EXACT:
             return quantity, _rounded(scale), _rounded(float(column.mean() - scale * quantity.values.mean()))
     return None
 

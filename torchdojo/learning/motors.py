@@ -65,11 +65,11 @@ def efforts(env: Env) -> Tensor:
     A drive of the table is stronger than the motor of its model (`Drive.strength`): the model's torque counts here.
     """
     motors = actuators(env.mech)
-    own = (motors.gear * motors.gain[..., 0] * motors.ctrlrange.abs().amax(-1)).abs()
+    strongest = (motors.gear * motors.gain[..., 0] * motors.ctrlrange.abs().amax(-1)).abs()
     if isinstance(env, TableEnv) and env.control == "drive" and env.row.drive is not None:
-        return own / env.row.drive.strength
+        return strongest / env.row.drive.strength
     if not motors.measures:
-        return own
+        return strongest
     force = (motors.gear[..., None] * motors.forcerange).abs().amax(-1).nan_to_num(nan=torch.inf)
     return torch.minimum(force, torch.maximum(*(bound.abs() for bound in servo_ranges(env.mech))))
 

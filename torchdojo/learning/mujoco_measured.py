@@ -48,9 +48,11 @@ class Measured:
         self.done[number] += model.opt.timestep * np.array([np.maximum(power, 0.0).sum(), np.abs(power).sum()])
         if not data.ncon:
             return
-        found, force = data.contact, data.efc_force
-        groups = model.body_weldid[model.geom_bodyid[found.geom]].tolist()
-        for (one, other), address, size, place in zip(groups, found.efc_address.tolist(), found.dim.tolist(), found.pos, strict=True):
+        contacts, force = data.contact, data.efc_force
+        groups = model.body_weldid[model.geom_bodyid[contacts.geom]].tolist()
+        for (one, other), address, size, place in zip(
+            groups, contacts.efc_address.tolist(), contacts.dim.tolist(), contacts.pos, strict=True
+        ):
             near = self.own.get(one or other)
             if address < 0 or near is None or (one and other):
                 continue

@@ -84,8 +84,8 @@ class MuJoCoRobots:
     @property
     def mass(self) -> float:
         """The robot's mass, in the mean over environments [kg]."""
-        own = self.model.body_rootid == self.model.body_rootid[self.bodies[0]]
-        return sum(float(model.body_mass[own].sum()) for model in self.models) / len(self.models)
+        belongs = self.model.body_rootid == self.model.body_rootid[self.bodies[0]]
+        return sum(float(model.body_mass[belongs].sum()) for model in self.models) / len(self.models)
 
     def vary(self, change: Callable[[Any, int, Any], None]) -> None:
         """Give each environment a model of its own. change(model, number, places in qvel of the actuators): friction, masses, ..."""
@@ -125,7 +125,7 @@ class MuJoCoRobots:
         """Joints of the model for coordinates of ours, (joint, coordinate); all driven ones among them."""
         model, mech = self.model, self.env.mech
         motors, joints = actuators(mech), {model.joint(i).name: model.joint(i) for i in range(model.njnt)}
-        found: dict[tuple[str, int], Any] = {}
+        by_place: dict[tuple[str, int], Any] = {}
         named = dict(zip(zip(motors.joints, motors.coordinates, strict=True), motors.names, strict=True))
         for name in mech.coordinate_places():
             for i, label in enumerate(coordinate_names(mech, name)):
@@ -135,14 +135,14 @@ class MuJoCoRobots:
                 candidates += [self.driven.get(one, "") for one in candidates]
                 match = next((joints[one] for one in candidates if one in joints), None)
                 if match is not None:
-                    found[name, i] = match
-        missing = [motor for place, motor in named.items() if place not in found]
+                    by_place[name, i] = match
+        missing = [motor for place, motor in named.items() if place not in by_place]
         if missing:
             raise ValueError(
                 f"transfer: got {self.file}, which has no joints for the motors {', '.join(missing)}; allowed: joints with the names of "
                 f"the motors or of their joints, or with actuators named so; it has {', '.join(filter(None, joints))}; rename them"
             )
-        return found
+        return by_place
 
     def _match(self, found: Mapping[tuple[str, int], Any]) -> None:
         """Bodies and frames, coordinates and signs."""
@@ -160,23 +160,23 @@ class MuJoCoRobots:
         """The body of MuJoCo for each of ours: by a joint, or by its name."""
         mech = self.env.mech
         number = {name: i for i, name in enumerate(mech.bodies)}
-        found = {0: int(self.model.jnt_bodyid[0])}
+        bodies = {0: int(self.model.jnt_bodyid[0])}
         for (joint, _), body in carried.items():
-            found.setdefault(number[str(mech.named_joints()[joint].body_names[-1])], body)
+            bodies.setdefault(number[str(mech.named_joints()[joint].body_names[-1])], body)
         for name, i in number.items():
-            if i not in found:
+            if i not in bodies:
                 body = self.mujoco.mj_name2id(self.model, self.mujoco.mjtObj.mjOBJ_BODY, name)
                 if body >= 0:
-                    found[i] = int(body)
-        missing = [name for name, i in number.items() if i not in found]
-        twice = [name for name, i in number.items() if list(found.values()).count(found.get(i, -1)) > 1]
+                    bodies[i] = int(body)
+        missing = [name for name, i in number.items() if i not in bodies]
+        twice = [name for name, i in number.items() if list(bodies.values()).count(bodies.get(i, -1)) > 1]
         if missing or twice:
             problem = f"no bodies for {', '.join(missing)}" if missing else f"one body for {', '.join(twice)}"
             raise ValueError(
                 f"transfer: got {self.file}, which has {problem}; allowed: a body for each of the environment's, found by the name of a "
                 "joint that carries it, or by its own name; rename them"
             )
-        self.bodies = np.array([found[i] for i in range(len(number))])
+        self.bodies = np.array([bodies[i] for i in range(len(number))])
 
     def _find_frames(self, joints: Mapping[tuple[str, int], int]) -> None:
         """Our frames in MuJoCo's, from both robots with all joints at zero, moved so that their joints agree."""
@@ -189,8 +189,8 @@ class MuJoCoRobots:
         zero = mech.to_maximal(torch.zeros(mech.num_coordinates, dtype=torch.float64))
         pose, _ = split_state(zero)
         masses = torch.stack([cast(Body, body).mass.double().mean() for body in mech.bodies.values()])
-        own = model.body_rootid == model.body_rootid[self.bodies[0]]
-        theirs = float(model.body_mass[own].sum())
+        belongs = model.body_rootid == model.body_rootid[self.bodies[0]]
+        theirs = float(model.body_mass[belongs].sum())
         if abs(theirs / float(masses.sum()) - 1) > 0.01:
             _note(f"MuJoCo's robot has {theirs:.4g} kg, ours {float(masses.sum()):.4g} kg")
         # a point of an axis is known across it; the centers of mass decide what no axis does

@@ -92,18 +92,18 @@ def mirrored(mech: Mechanism) -> list[tuple[int, int, float]]:
     z = mech.to_maximal(torch.zeros_like(rates), rates)
     pose, twist = split_state(z)
     names, joints = list(mech.bodies), mech.named_joints()
-    own = torch.tensor([names.index(str(joints[joint].body_names[-1])) for joint in actuators(mech).joints])
-    rows = torch.arange(len(own))
-    axes = quat.rotate(pose.q[rows, own], twist.omega[rows, own])
-    spots = pose.x[rows, own] - pose.x[rows, 0]
+    owners = torch.tensor([names.index(str(joints[joint].body_names[-1])) for joint in actuators(mech).joints])
+    rows = torch.arange(len(owners))
+    axes = quat.rotate(pose.q[rows, owners], twist.omega[rows, owners])
+    spots = pose.x[rows, owners] - pose.x[rows, 0]
     turned, moved = axes * axes.new_tensor((-1.0, 1.0, -1.0)), spots * spots.new_tensor((1.0, -1.0, 1.0))
     pairs: list[tuple[int, int, float]] = []
-    taken: set[int] = set()
-    for i in range(len(own)):
-        for j in range(i + 1, len(own)):
-            near = float((moved[i] - spots[j]).norm()) < 0.01 and own[i] != own[j]
+    paired: set[int] = set()
+    for i in range(len(owners)):
+        for j in range(i + 1, len(owners)):
+            near = float((moved[i] - spots[j]).norm()) < 0.01 and owners[i] != owners[j]
             along = float(turned[i] @ axes[j])
-            if near and abs(along) > 0.99 and not {i, j} & taken:
+            if near and abs(along) > 0.99 and not {i, j} & paired:
                 pairs.append((i, j, math.copysign(1.0, along)))
-                taken |= {i, j}
+                paired |= {i, j}
     return pairs

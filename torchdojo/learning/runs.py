@@ -119,8 +119,8 @@ def env_class(name: str) -> Callable[..., Env]:
         raise ValueError(f"env {name!r}: {error}; allowed: module:Class, of a module that Python finds (PYTHONPATH)") from error
     cls = getattr(module, attribute, None)
     if not (inspect.isclass(cls) and issubclass(cls, Env)):
-        own = [key for key, value in vars(module).items() if inspect.isclass(value) and issubclass(value, Env) and value is not Env]
-        raise ValueError(f"env {name!r}: {path} has no environment {attribute!r}; it has: {', '.join(own) or 'none'}")
+        classes = [key for key, value in vars(module).items() if inspect.isclass(value) and issubclass(value, Env) and value is not Env]
+        raise ValueError(f"env {name!r}: {path} has no environment {attribute!r}; it has: {', '.join(classes) or 'none'}")
     return cls
 
 
@@ -134,9 +134,9 @@ def read_config(source: str | Path | Mapping[str, Any], changes: Sequence[str] =
     for change in changes:
         assign(values, change)
     config = parse(RunConfig, values, "description of a run")
-    known = [*names(), *CLASSES]
-    if ":" not in config.env and config.env not in known:
-        raise ValueError(f"no environment {config.env!r}; there are: {', '.join(known)}, or module:Class of your own")
+    allowed = [*names(), *CLASSES]
+    if ":" not in config.env and config.env not in allowed:
+        raise ValueError(f"no environment {config.env!r}; there are: {', '.join(allowed)}, or module:Class of your own")
     config.parsed_settings()
     return config
 

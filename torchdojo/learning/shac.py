@@ -117,12 +117,14 @@ class Shac(pl.LightningModule):
     def configure_optimizers(self) -> list[torch.optim.Optimizer]:
         s = self.settings
         rest: dict[str, Any] = {"betas": s.betas, "fused": True}
-        own = [*self.actor.parameters(), *([self.log_temperature] if s.target_entropy is not None else [])]
-        found: list[torch.optim.Optimizer] = [
-            torch.optim.Adam(own, lr=s.lr, **rest),
+        parameters = [*self.actor.parameters(), *([self.log_temperature] if s.target_entropy is not None else [])]
+        optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.Adam(parameters, lr=s.lr, **rest),
             torch.optim.Adam(self.critics.parameters(), lr=s.critic_lr, **rest),
         ]
-        return found if self.refinement is None else [*found, torch.optim.Adam(self.actor.parameters(), lr=s.refine_lr, fused=True)]
+        return (
+            optimizers if self.refinement is None else [*optimizers, torch.optim.Adam(self.actor.parameters(), lr=s.refine_lr, fused=True)]
+        )
 
     def train_dataloader(self) -> TRAIN_DATALOADERS:
         return DataLoader(_Segments(self), batch_size=None)
@@ -168,8 +170,8 @@ class Shac(pl.LightningModule):
         self.actor.normalizer.update(segment.obs, self.total)
         self.samples += self.horizon * self.env.num_envs * self._world
         self._report(segment, norm, critic_loss, explained)
-        now = time.process_time()
-        self.seconds, self._clock = self.seconds + now - self._clock, now
+        seconds = time.process_time()
+        self.seconds, self._clock = self.seconds + seconds - self._clock, seconds
         if self.samples >= s.samples:
             self.trainer.should_stop = True
 
@@ -356,9 +358,9 @@ class Shac(pl.LightningModule):
         """The tensors of all processes, stacked."""
         if self._world == 1:
             return tensor
-        found = [torch.empty_like(tensor) for _ in range(self._world)]
-        distributed.all_gather(found, tensor.contiguous())
-        return torch.stack(found)
+        parts = [torch.empty_like(tensor) for _ in range(self._world)]
+        distributed.all_gather(parts, tensor.contiguous())
+        return torch.stack(parts)
 
     # -- what is told and kept -----------------------------------------------------------------------------------------------------------
 
@@ -368,13 +370,13 @@ class Shac(pl.LightningModule):
         std = self.actor.log_std.detach().exp().mean()
         saturated, nothing = health.saturated_share(segment.action), torch.zeros(())
         # A process has the critics' loss on its own rows alone; the norm and the deviation are the same in all.
-        own = [segment.rewards.detach().mean(), segment.fell.float().mean(), critic_loss * world, norm, std]
+        logged = [segment.rewards.detach().mean(), segment.fell.float().mean(), critic_loss * world, norm, std]
         if reports is None:
-            numbers = torch.stack((*own, nothing, nothing, explained, saturated))
+            numbers = torch.stack((*logged, nothing, nothing, explained, saturated))
             tallies = torch.zeros(2)
         else:
             growth = health.log_growth(reports, self._bound)
-            numbers = torch.stack((*own, reports[..., CLIPPED].mean(), growth, explained, saturated))
+            numbers = torch.stack((*logged, reports[..., CLIPPED].mean(), growth, explained, saturated))
             tallies = reports.sum((0, 1))[[CLIPPED, BROKEN]]
         numbers = self.total(torch.cat((numbers, segment.terms, tallies)))
         if reports is not None:
@@ -446,8 +448,8 @@ class Shac(pl.LightningModule):
         kept: Mapping[str, Any] = checkpoint["shac"]
         if len(kept["envs"]) != self._world:
             raise ValueError(f"checkpoint: got one of {len(kept['envs'])} processes; allowed: {self._world}, as many as there are now")
-        now = dataclasses.asdict(self.settings)
-        other = {name: value for name, value in {**BEFORE, **kept["settings"]}.items() if name in now and now[name] != value}
+        current = dataclasses.asdict(self.settings)
+        other = {name: value for name, value in {**BEFORE, **kept["settings"]}.items() if name in current and current[name] != value}
         if other:
             told = ", ".join(f"settings.{name}={value!r}" for name, value in other.items())
             raise ValueError(f"checkpoint: got one that was trained with {told}; allowed: the same; write them into config.yaml of the run")

@@ -138,9 +138,9 @@ def _counts(module: Shac) -> dict[str, Any]:
 
 def _statistics(module: Shac) -> list[Any]:
     """Numbers of `STATISTICS` and the sum of the returns of all episodes, of the environments of all processes."""
-    known = module.env.statistics
-    returns = known["mean_return"] * known["episodes"] if known["episodes"] else 0.0
-    *numbers, total = module.total(torch.tensor([*(known[name] for name in STATISTICS), returns], dtype=torch.float64)).tolist()
+    statistics = module.env.statistics
+    returns = statistics["mean_return"] * statistics["episodes"] if statistics["episodes"] else 0.0
+    *numbers, total = module.total(torch.tensor([*(statistics[name] for name in STATISTICS), returns], dtype=torch.float64)).tolist()
     return [*map(int, numbers), total]
 
 

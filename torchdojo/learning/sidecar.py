@@ -142,10 +142,10 @@ def _layer(layer: nn.Module, place: str, arrays: dict[str, Tensor]) -> dict[str,
 def _actions(env: Env) -> list[dict[str, Any]]:
     """A row for each action: what it drives, and how."""
     mech = env.mech
-    motors, known, strengths = actuators(mech), coordinate_names(mech), efforts(env).reshape(-1, env.num_actions)[0].tolist()
+    motors, names, strengths = actuators(mech), coordinate_names(mech), efforts(env).reshape(-1, env.num_actions)[0].tolist()
     rows = []
     for i, (name, place) in enumerate(zip(motors.names, places(mech), strict=True)):
-        joint, own = mech.joints[motors.joints[i]], motors.coordinates[i]
+        joint, coordinate = mech.joints[motors.joints[i]], motors.coordinates[i]
         gear, length0 = (_number(field, i) for field in (motors.gear, motors.length0))
         gain, bias, control, force = (
             field.detach()[..., i, :].reshape(-1, field.shape[-1])[0].tolist()
@@ -155,17 +155,17 @@ def _actions(env: Env) -> list[dict[str, Any]]:
         plain = gain[1] == gain[2] == 0.0 and kp >= 0.0 and kd >= 0.0
         push, offset = gear * gain[0], gear * (bias[0] + bias[1] * length0)
         kind = "other" if not plain else "position servo" if kp > 0 else "velocity servo" if kd > 0 else "motor"
-        bounds = sorted(gear * bound for bound in force), _pair(joint, ("servo_lower", "servo_upper"), own)
+        bounds = sorted(gear * bound for bound in force), _pair(joint, ("servo_lower", "servo_upper"), coordinate)
         inputs = motors.inputrange.detach().reshape(-1, *motors.inputrange.shape[-2:])[0][int(motors.input_index[i])].tolist()
         low, high = max(bounds[0][0], bounds[1][0], inputs[0]), min(bounds[0][1], bounds[1][1], inputs[1])
         servo = kind == "position servo"
-        limits = _pair(joint, ("lower", "upper"), own)
+        limits = _pair(joint, ("lower", "upper"), coordinate)
         law = {"force": push, "offset": offset, "kp": kp, "kd": kd}
         row = {
             "name": name,
             "kind": kind,
-            "coordinate": known[place][0],
-            "unit": known[place][1],
+            "coordinate": names[place][0],
+            "unit": names[place][1],
             "low": control[0],
             "high": control[1],
             "reach": push / kp if servo else None,
@@ -174,9 +174,9 @@ def _actions(env: Env) -> list[dict[str, Any]]:
             "force_low": low,
             "force_high": high,
             "motor": strengths[i],
-            **{field: _number(getattr(joint, field, None), own) for field in ("damper", "armature", "friction")},
+            **{field: _number(getattr(joint, field, None), coordinate) for field in ("damper", "armature", "friction")},
             "limits": [bound if math.isfinite(bound) else None for bound in limits],
-            "speed": _number(getattr(joint, "velocity_limits", None), own),
+            "speed": _number(getattr(joint, "velocity_limits", None), coordinate),
             **({} if plain else {"gear": gear, "gain": gain, "bias": bias, "length0": length0}),
         }
         rows.append({key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in row.items()})

@@ -122,23 +122,23 @@ def build_links(
     motors: dict[str, list[str]] = {}
     balls: dict[str, list[tuple[Tensor, float]]] = {}  # that have a contact: center in the link frame, radius
     for link in links:
-        bodies[link.name], here = _body(link, density)
-        placed[link.name] = here
+        bodies[link.name], place = _body(link, density)
+        placed[link.name] = place
         if link.hinges:
-            joint_name, joint = _joint(link, WORLD if link.parent is None else placed[link.parent], here, options)
+            joint_name, joint = _joint(link, WORLD if link.parent is None else placed[link.parent], place, options)
             joints[joint_name] = joint
             motors[joint_name] = [hinge.name for hinge in link.hinges]
         elif normal is None:
-            joints["root"] = joint_types.Floating(None, link.name, child_anchor=here.to_body(_vector(ORIGIN)), actuated=False)
+            joints["root"] = joint_types.Floating(None, link.name, child_anchor=place.to_body(_vector(ORIGIN)), actuated=False)
         else:
-            anchor, armature = here.to_body(_vector(ORIGIN)), root_armature if options.armature else 0.0
+            anchor, armature = place.to_body(_vector(ORIGIN)), root_armature if options.armature else 0.0
             joints["root"] = joint_types.PlanarAxis(None, link.name, axis=normal, child_anchor=anchor, armature=armature, actuated=False)
         balls[link.name] = []
         for contact, point, geom in _balls(link, balls):
             balls[link.name].append((point, geom.radius))
             if options.contact and (geom.foot or options.contact_body):
                 friction = geom.friction if options.friction is None else options.friction
-                contacts[contact] = NonlinearContact(link.name, point=here.to_body(point), radius=geom.radius, friction=friction)
+                contacts[contact] = NonlinearContact(link.name, point=place.to_body(point), radius=geom.radius, friction=friction)
     return add_motors(Mechanism(bodies, joints, contacts, timestep=options.timestep, gravity=options.gravity), motors)
 
 
@@ -149,13 +149,13 @@ def _body(link: Link, density: float) -> tuple[Body, _Placed]:
     centers = [0.5 * (_vector(geom.start) + _vector(geom.end)) for geom in link.geoms]
     center = torch.stack([m * c for m, c in zip(masses, centers, strict=True)]).sum(0) / mass
     turn = quat.from_rotation_matrix(_hinge_axes(link).mT) if len(link.hinges) > 1 else quat.identity()
-    here = _Placed(center, turn)
-    parts = [_shape(geom, here) for geom in link.geoms]
+    placed = _Placed(center, turn)
+    parts = [_shape(geom, placed) for geom in link.geoms]
     inertia = torch.zeros(3, 3, dtype=torch.float64)
     for m, part in zip(masses, parts, strict=True):
         p = part.position
         inertia = inertia + part.inertia(m) + m * (p.dot(p) * torch.eye(3, dtype=torch.float64) - torch.outer(p, p))
-    return Body(mass, inertia, shape=parts), here
+    return Body(mass, inertia, shape=parts), placed
 
 
 def _joint(link: Link, parent: _Placed, here: _Placed, options: Options) -> tuple[str, StandardJoint]:

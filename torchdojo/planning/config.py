@@ -261,14 +261,14 @@ def _reached(
         reach = named if named and coordinates == "minimal" else "all"
     if reach == "all":
         reach = list(rows)
-    found: list[int] = []
+    reached: list[int] = []
     for name in [reach] if isinstance(reach, str) else reach:
         whole, _, part = (name, "", "") if name in rows else name.rpartition(".")
         if whole not in rows or part not in ("", "q", "qd"):
             raise ValueError(f"reach: got {name!r}; allowed: 'all', or NAME, NAME.q, NAME.qd with the names {', '.join(rows)}")
         for key, places in rows[whole].items():
-            found += places if part in ("", key) else []
-    return sorted(set(found))
+            reached += places if part in ("", key) else []
+    return sorted(set(reached))
 
 
 def _weights(rows: Mapping[str, Mapping[str, list[int]]], weights: Mapping[str, Any]) -> Tensor:

@@ -210,13 +210,13 @@ class Controller:
         if not bool(policy.ok):
             return False
         from_here = nodes._replace(z=torch.cat((z[None, None], nodes.z[:, 1:]), dim=1))
-        found = dynamics.feedback(from_here, policy.k, policy.K, self._alphas, self._kappa, limits)
-        found = Nodes(*(value[:, 0] for value in found))  # of the one regularization
-        merit = torch.where(found.ok, self.lagrangian.value(found)[1], torch.inf)[0]
+        candidates = dynamics.feedback(from_here, policy.k, policy.K, self._alphas, self._kappa, limits)
+        candidates = Nodes(*(value[:, 0] for value in candidates))  # of the one regularization
+        merit = torch.where(candidates.ok, self.lagrangian.value(candidates)[1], torch.inf)[0]
         best = int(merit.nan_to_num(torch.inf).argmin())
         if not math.isfinite(float(merit[best])):
             return False
-        self.nodes, self.K = Nodes(*(value[:, best] for value in found)), policy.K[:, 0]
+        self.nodes, self.K = Nodes(*(value[:, best] for value in candidates)), policy.K[:, 0]
         self._linearize()
         return True
 

@@ -37,10 +37,10 @@ def refuse_drives(label: str, mech: Mechanism) -> None:
     Raises:
         ValueError: it has drives with a law of their own.
     """
-    own = [] if mech.drives is None else [name for name, drive in mech.drives.drives.items() if drive is not None]
-    if own:
+    names = [] if mech.drives is None else [name for name, drive in mech.drives.drives.items() if drive is not None]
+    if names:
         raise ValueError(
-            f"{label}: got True for a mechanism with drives, {own}, whose activations plans do not carry; allowed: False, which plans "
+            f"{label}: got True for a mechanism with drives, {names}, whose activations plans do not carry; allowed: False, which plans "
             "forces and torques u, or actuators alone, mech.drives = None; with activations, descend along "
             "gradients of mech.drives.rollout(z, ctrl, act)"
         )
@@ -212,20 +212,20 @@ class Dynamics:
     ) -> tuple[Tensor, ...]:
         """`feedback` step by step: limits that differ between problems, or of inputs that are mixed by the map."""
         (P, M, T, _), count = k.shape, len(alphas)
-        now, warm, at = (value[:, None, None, 0].expand(P, M, count, -1) for value in (z, w, x))
+        state, warm, coordinates = (value[:, None, None, 0].expand(P, M, count, -1) for value in (z, w, x))
         ok = torch.ones(P, M, count, dtype=torch.bool)
-        columns: list[list[Tensor]] = [[at], [now], [], []]
+        columns: list[list[Tensor]] = [[coordinates], [state], [], []]
         for t in range(T):
-            error = self.difference(at, x[:, None, None, t])
+            error = self.difference(coordinates, x[:, None, None, t])
             u = v[:, None, None, t] + alphas[:, None] * k[:, :, None, t] + error @ K[:, :, t].mT
             if lower is not None and upper is not None:
                 u = u.clamp(lower[:, None, None, t], upper[:, None, None, t])
             finite = torch.isfinite(u).all(-1, keepdim=True)
-            out = mech.step(now, **self.given(torch.where(finite, u, 0.0)), warm_start=warm)
-            now, warm = out.z, out.solution
+            out = mech.step(state, **self.given(torch.where(finite, u, 0.0)), warm_start=warm)
+            state, warm = out.z, out.solution
             ok &= (out.status == 0) & finite[..., 0]
-            at = self.coordinates(now)
-            for column, value in zip(columns, (at, now, u, warm), strict=True):
+            coordinates = self.coordinates(state)
+            for column, value in zip(columns, (coordinates, state, u, warm), strict=True):
                 column.append(value)
         x, z, v, w = (torch.stack(column, -2) for column in columns)
         return x, z, v, w, ok
@@ -239,10 +239,10 @@ class Dynamics:
             options["grad_kappa"] = float(smooth[0]) if one else smooth[:, None].expand(x.shape[:-1])
             if self.minimal:
                 q, qd = x.chunk(2, dim=-1)
-                found: Any = mech.linearize_minimal(q, qd, **options)
+                matrices: Any = mech.linearize_minimal(q, qd, **options)
             else:
-                found = mech.linearize(x, **options)
-            return found.A, found.B if self.plain else found.B @ self.map
+                matrices = mech.linearize(x, **options)
+            return matrices.A, matrices.B if self.plain else matrices.B @ self.map
 
         A, B = self._each(kappa, run, nodes.x, nodes.v, nodes.w, grad_kappa)
         return A, B
@@ -316,12 +316,12 @@ class Dynamics:
 
         It shares all numbers and backends with `mech`, whose options stay. So plans of one mechanism may run in several threads.
         """
-        own = copy.copy(self.mech)
-        own.options = _hurried(self.mech.options, kappa)
+        twin = copy.copy(self.mech)
+        twin.options = _hurried(self.mech.options, kappa)
         with torch.no_grad():
-            yield own
+            yield twin
         for name in ("checked_signs", "warned_of_penetration"):  # each warning is given once
-            setattr(self.mech, name, getattr(own, name))
+            setattr(self.mech, name, getattr(twin, name))
 
     def _budget(self, mech: Mechanism) -> int | None:
         """Newton iterations after which a step is given up, where the kernel takes the steps of `mech`; the reference has no budget."""

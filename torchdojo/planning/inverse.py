@@ -115,9 +115,9 @@ def inverse_dynamics(
     eye = torch.eye(size, dtype=torch.float64)
     dynamics = Dynamics(mech, eye, eye.new_zeros(size), "tangent", controls)
     problems = _OneStep(dynamics, states, targets, _smoothings(mech, kappa, grad_kappas))
-    found = _solve(problems, guess, shape, tolerance, max_iterations, floor=STEP_FLOOR, restarts=0)
+    solution = _solve(problems, guess, shape, tolerance, max_iterations, floor=STEP_FLOOR, restarts=0)
     reachable = problems.reachable(tolerance).reshape(shape)
-    return found._replace(status=torch.where(found.solved | reachable, found.status, int(PlanStatus.INFEASIBLE)))
+    return solution._replace(status=torch.where(solution.solved | reachable, solution.status, int(PlanStatus.INFEASIBLE)))
 
 
 def initial_velocity(
@@ -217,28 +217,28 @@ def _solve(
             patience=PATIENCE,
         )
 
-    found = descend(problems, guess)
+    solution = descend(problems, guess)
     generator = torch.Generator().manual_seed(0)
     for _ in range(restarts):
         # One table for all problems: each gets the same starts as alone.
         table = torch.randn(SAMPLES, guess.shape[-1], generator=generator, dtype=torch.float64)
-        rows = ((found.outcome != int(Outcome.CONVERGED)) & (found.outcome != int(Outcome.INVALID))).nonzero()[:, 0]
+        rows = ((solution.outcome != int(Outcome.CONVERGED)) & (solution.outcome != int(Outcome.INVALID))).nonzero()[:, 0]
         if not len(rows):
             break
         part = problems.select(rows)
         again = descend(part, part.nearby(guess[rows], table))
-        found.iterations[rows] += again.iterations + 1
-        better = again.cost < found.cost[rows]
-        for entry, value in zip(_entries(found), _entries(again), strict=True):
+        solution.iterations[rows] += again.iterations + 1
+        better = again.cost < solution.cost[rows]
+        for entry, value in zip(_entries(solution), _entries(again), strict=True):
             entry[rows[better]] = value[better]
-    status = torch.zeros_like(found.outcome)
+    status = torch.zeros_like(solution.outcome)
     for outcome, meaning in _STATUS.items():
-        status[found.outcome == int(outcome)] = int(meaning)
+        status[solution.outcome == int(outcome)] = int(meaning)
 
     def whole(value: Tensor) -> Tensor:
         return value.reshape((*shape, *value.shape[1:]))
 
-    return Inverse(*map(whole, (found.x, found.data[0], found.error, status, found.iterations)))
+    return Inverse(*map(whole, (solution.x, solution.data[0], solution.error, status, solution.iterations)))
 
 
 def _entries(found: Descent) -> tuple[Tensor, ...]:

@@ -152,10 +152,10 @@ def _explain(A: Tensor, C: Tensor, b: Tensor, scale: Tensor, iterations: int) ->
     """The minimum of |b + A x + C γ|: x (N, m), γ (N, 3 c) in cones of widths `scale`, and whether it was reached (N,)."""
     inverse = torch.linalg.pinv(A, rtol=1e-12)
     keep = torch.eye(A.shape[1], dtype=A.dtype) - A @ inverse
-    felt = keep @ C
+    resisted = keep @ C
     # Inputs and joints take up these impulses whole, and what is left of them is rounding.
-    taken = torch.linalg.vector_norm(felt, dim=1, keepdim=True) <= TAKEN * torch.linalg.vector_norm(C, dim=1, keepdim=True)
-    gamma, converged = _solve(torch.where(taken, 0.0, felt), (keep @ b)[..., 0], scale, iterations)
+    supported = torch.linalg.vector_norm(resisted, dim=1, keepdim=True) <= TAKEN * torch.linalg.vector_norm(C, dim=1, keepdim=True)
+    gamma, converged = _solve(torch.where(supported, 0.0, resisted), (keep @ b)[..., 0], scale, iterations)
     return -(inverse @ (b + C @ gamma[..., None]))[..., 0], gamma, converged
 
 
@@ -193,11 +193,11 @@ def _cones(problem: StepProblem, rows: Tensor, by_impulse: Tensor, gap: float, s
             continue
         friction = element.friction if isinstance(element, NonlinearContact) else None
         for e, where in enumerate(group.impulse_index.tolist()):
-            for at in where[:1] if friction is not None else where:
+            for row in where[:1] if friction is not None else where:
                 place = rows.new_zeros(count, system.num_unknowns, 3)
-                closed = (rows[:, at] <= gap).to(rows.dtype)
+                closed = (rows[:, row] <= gap).to(rows.dtype)
                 mu = rows.new_zeros(count) if friction is None else friction[:, e].detach().expand(count)
-                place[:, at, 0] = closed
+                place[:, row, 0] = closed
                 if friction is not None:
                     place[:, where[1], 0] = mu * closed
                     speed = rows[:, where[2:]]

@@ -117,13 +117,13 @@ class Lagrangian:
         def add_force(bound: Bound, slope: Tensor, curvature: Tensor) -> None:
             """`add` for a residual that depends on state and input."""
             assert forces is not None and force_rows is not None and lux is not None and bound.rows is not None
-            at = bound.nodes
-            by_x, by_v = forces[:, at][..., torch.searchsorted(force_rows, bound.rows), :].split((n, m), dim=-1)
-            lx[:, at] += (by_x.mT @ slope[..., None])[..., 0]
-            lu[:, at] += (by_v.mT @ slope[..., None])[..., 0]
-            lxx[:, at] += by_x.mT @ (curvature[..., None] * by_x)
-            luu[:, at] += by_v.mT @ (curvature[..., None] * by_v)
-            lux[:, at] += by_v.mT @ (curvature[..., None] * by_x)
+            nodes = bound.nodes
+            by_x, by_v = forces[:, nodes][..., torch.searchsorted(force_rows, bound.rows), :].split((n, m), dim=-1)
+            lx[:, nodes] += (by_x.mT @ slope[..., None])[..., 0]
+            lu[:, nodes] += (by_v.mT @ slope[..., None])[..., 0]
+            lxx[:, nodes] += by_x.mT @ (curvature[..., None] * by_x)
+            luu[:, nodes] += by_v.mT @ (curvature[..., None] * by_v)
+            lux[:, nodes] += by_v.mT @ (curvature[..., None] * by_x)
 
         def add(bound: Bound, slope: Tensor, curvature: Tensor) -> None:
             """Derivatives of a function of r with gradient and curvature (P, K, d)."""
@@ -131,19 +131,19 @@ class Lagrangian:
                 add_force(bound, slope, curvature)
                 return
             gradient, hessian = (lu, luu) if bound.of_input else (lx, lxx)
-            jacobian, at = bound.jacobian(self.dynamics, x), bound.nodes
+            jacobian, nodes = bound.jacobian(self.dynamics, x), bound.nodes
             if known is not None and bound.everywhere and bound.rows is None:
                 gradient += slope if jacobian is None else (jacobian.mT @ slope[..., None])[..., 0]
                 return
             if jacobian is None:
                 rows = torch.arange(slope.shape[-1]) if bound.rows is None else bound.rows
-                gradient[:, at[:, None], rows] += slope
+                gradient[:, nodes[:, None], rows] += slope
                 if known is None:
-                    hessian[:, at[:, None], rows, rows] += curvature
+                    hessian[:, nodes[:, None], rows, rows] += curvature
                 return
-            gradient[:, at] += (jacobian.mT @ slope[..., None])[..., 0]
+            gradient[:, nodes] += (jacobian.mT @ slope[..., None])[..., 0]
             if known is None:
-                hessian[:, at] += jacobian.mT @ (curvature[..., None] * jacobian)
+                hessian[:, nodes] += jacobian.mT @ (curvature[..., None] * jacobian)
 
         for bound in self.costs:
             r = bound.value(self.dynamics, candidate)[:, 0]

@@ -175,20 +175,20 @@ class _Search:
             part = lagrangian.select(left), Nodes(*(v[left] for v in nodes)), Policy(*(v[left] for v in policy))
             tried.replace(left, self._try(rows[left], *part, kappa[left], again, options.step_sizes[first:]))
         accepted, before = tried.accepted, self.merit[rows]
-        taken = rows[accepted]
-        self.nodes = Nodes(*(_replaced(old, taken, new[accepted]) for old, new in zip(self.nodes, tried.nodes, strict=True)))
+        improved = rows[accepted]
+        self.nodes = Nodes(*(_replaced(old, improved, new[accepted]) for old, new in zip(self.nodes, tried.nodes, strict=True)))
         for whole, new in ((self.cost, tried.cost), (self.merit, tried.merit), (self.violation, tried.violation), (self.gap, tried.gap)):
-            whole[taken] = new[accepted]
+            whole[improved] = new[accepted]
         each = torch.arange(count)
         K = policy.K[each, tried.regularization]
         self.K = K.new_zeros(len(self.status), *K.shape[1:]) if self.K is None else self.K
         self.K[rows] = K
-        self.stale[taken] = True
+        self.stale[improved] = True
         self.iterations[rows] += 1
         self.inner[rows] += 1
         chosen_mu = mus[each, tried.regularization].clamp(min=options.least_damping)
         self.mu[rows] = torch.where(accepted, chosen_mu, self.mu[rows] * max(options.regularizations) * 10)
-        self._keep_best(taken)
+        self._keep_best(improved)
         size = torch.where(accepted, tried.size, 0.0)
         self._record(rows, kappa, smooth, size)
         relative = torch.where(accepted, before - self.merit[rows], 0.0) / (before.abs() + 1e-12)
@@ -238,9 +238,9 @@ class _Search:
         """The best of all regularizations at these step sizes, for each of the copies `rows`."""
         alphas = torch.tensor(sizes, dtype=torch.float64)
         with self._timed("rollout"):
-            found = self.transcription.candidates(nodes, policy, alphas, kappa, limits)
-            found = Nodes(*(value.flatten(1, 2) for value in found))
-        cost, merit, violation, gap = self._value(lagrangian, found, rows)
+            tried = self.transcription.candidates(nodes, policy, alphas, kappa, limits)
+            tried = Nodes(*(value.flatten(1, 2) for value in tried))
+        cost, merit, violation, gap = self._value(lagrangian, tried, rows)
         merit = torch.where(policy.ok.repeat_interleave(len(alphas), 1), merit, torch.inf)
         first, second = policy.expected.unbind(-1)
         expected = -(first[..., None] * alphas + second[..., None] * alphas.square()).flatten(1)
@@ -250,7 +250,7 @@ class _Search:
         chosen = (torch.arange(len(rows)), best)
         cost, merit, violation, gap = (value[chosen] for value in (cost, merit, violation, gap))
         which, size, accepted = best // len(alphas), alphas[best % len(alphas)], torch.isfinite(enough[chosen])
-        return _Tried(Nodes(*(v[chosen] for v in found)), cost, merit, violation, gap, which, size, accepted)
+        return _Tried(Nodes(*(v[chosen] for v in tried)), cost, merit, violation, gap, which, size, accepted)
 
     def _change(self, k: Tensor, v: Tensor) -> Tensor:
         """Largest change of an impulse h u, relative to 1 + |h u|."""
@@ -305,11 +305,11 @@ class _Search:
         """Keep iterates that are better than those kept: later in the schedule, then of less violation, then of less cost."""
         tolerance = self.options.tolerance
         cost, violation, gap = self.best
-        now, then = (torch.maximum(a, b)[rows] for a, b in ((self.violation, self.gap), (violation, gap)))
+        best, then = (torch.maximum(a, b)[rows] for a, b in ((self.violation, self.gap), (violation, gap)))
         ends = torch.tensor([len(schedule) - 1 for schedule in self.schedules])[rows]
         level = torch.minimum(self.level[rows], ends)
-        met, was_met = now <= tolerance, then <= tolerance
-        better = torch.where(met & was_met, self.cost[rows] < cost[rows], now < then)
+        met, was_met = best <= tolerance, then <= tolerance
+        better = torch.where(met & was_met, self.cost[rows] < cost[rows], best < then)
         better = (level > self.best_level[rows]) | ((level == self.best_level[rows]) & better)
         rows = rows[better & torch.isfinite(self.merit[rows])]
         self.best_nodes = Nodes(*(_replaced(old, rows, new[rows]) for old, new in zip(self.best_nodes, self.nodes, strict=True)))

@@ -132,11 +132,11 @@ def pushed(controller: Controller | None, pushes: Sequence[Push] = PUSHES, *, se
     states, warm, tilt, flagged = [z], None, 0.0, 0
     with torch.no_grad():
         for i in range(round(seconds / timestep)):
-            now = i * timestep
-            ctrl = held if controller is None else controller(z, now)
+            time = i * timestep
+            ctrl = held if controller is None else controller(z, time)
             wrench = torch.zeros(TWIST_SIZE * mech.num_bodies, dtype=torch.float64)
             for push in pushes:
-                if push.begin - 1e-9 <= now < push.end - 1e-9:
+                if push.begin - 1e-9 <= time < push.end - 1e-9:
                     wrench[:3] += torch.tensor(push.force, dtype=torch.float64)
             out = mech.step(z, ctrl=ctrl, warm_start=warm, wrench=wrench)
             z, warm = out.z, out.solution

@@ -146,8 +146,8 @@ def inverse_kinematics(
     q = _with_gradient(problem, q, free)
     with torch.no_grad():
         _, position, angle, _ = _rows(problem, q)
-    found = (position <= search.tolerance) & (angle <= search.tolerance)
-    shaped = [value.reshape((*batch, *value.shape[1:])) for value in (q, found, position, angle, count)]
+    reached = (position <= search.tolerance) & (angle <= search.tolerance)
+    shaped = [value.reshape((*batch, *value.shape[1:])) for value in (q, reached, position, angle, count)]
     return Posture(*(value.to(dtype) if value.is_floating_point() else value for value in shaped))
 
 
@@ -271,12 +271,12 @@ def _search(problem: _Problem, q: Tensor, given: bool, free: Tensor, search: Sea
             chosen = seeds[1][left, used : used + width].flatten()
             start = torch.where(free, seeds[0][chosen], q[left].repeat_interleave(width, 0))
         owner = left.repeat_interleave(width)
-        found, error, taken = _iterate(problem.of(owner), start, owner, free, search)
+        solved, error, iterations = _iterate(problem.of(owner), start, owner, free, search)
         error, number = error.unflatten(0, (-1, width)).min(-1)
         better = error < least[left]
         rows = (torch.arange(len(left), device=q.device) * width + number)[better]
-        best[left[better]], least[left[better]] = found[rows], error[better]
-        count[left] += taken.unflatten(0, (-1, width)).sum(-1)
+        best[left[better]], least[left[better]] = solved[rows], error[better]
+        count[left] += iterations.unflatten(0, (-1, width)).sum(-1)
         used += width
         left = left[error > 0]
     return best, count

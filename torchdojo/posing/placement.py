@@ -110,13 +110,13 @@ class _Part:
     def __init__(self, mech: Structure, bodies: list[str]) -> None:
         self.mech, self.bodies = mech, bodies
         self.members = torch.tensor([name in bodies for name in mech.bodies], device=mech.gravity.device)
-        own = [contact for contact in mech.named_contacts().values() if contact.other is None and contact.body in bodies]
+        touching = [contact for contact in mech.named_contacts().values() if contact.other is None and contact.body in bodies]
         self.surfaces = [
             _Surface(contact, contact.other_kind == "surface" and type(contact).signed_distance is Contact.signed_distance)
-            for contact in own
+            for contact in touching
             if not isinstance(contact, NearContact)
         ]
-        near = {(contact.body, *map(id, contact.shapes)): contact for contact in own if isinstance(contact, NearContact)}
+        near = {(contact.body, *map(id, contact.shapes)): contact for contact in touching if isinstance(contact, NearContact)}
         self.surfaces += [_Surface(_Cores(contact), False) for contact in near.values()]
 
     def reason_to_stay(self, z: Tensor) -> str | None:

@@ -81,9 +81,9 @@ def spread_values(parts: Sequence[str], taken: Iterable[str], values: Mapping[st
     """
     result: dict[str, Any] = {}
     poses: list[str] = []
-    known = set(taken)
+    names = set(taken)
     for name, value in values.items():
-        if name not in parts or name in known:
+        if name not in parts or name in names:
             given = {name: value}
         elif isinstance(value, Mapping):
             poses += [f"{name}/{inner}" for key, inner in value.items() if key == "pose"]

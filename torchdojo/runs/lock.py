@@ -43,8 +43,8 @@ def locked(folder: Path) -> Iterator[None]:
         if before := _read(descriptor):
             warn_user(f"takes over {folder} from {before}, which ended without releasing its lock")
             remove_partial_files(folder)
-        now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-        text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": now}) + "\n"
+        since = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
+        text = json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": since}) + "\n"
         os.pwrite(descriptor, text.encode(), 0)
         os.ftruncate(descriptor, len(text.encode()))
         yield

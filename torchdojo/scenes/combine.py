@@ -221,21 +221,21 @@ def _actuate(mech: Mechanism, mechanisms: Mapping[str, Mechanism]) -> None:
     actuated = {part: one.actuators for part, one in mechanisms.items() if one.actuators is not None}
     if not actuated:
         return
-    for part, own in actuated.items():
-        if type(own).forward is not Actuators.forward:
+    for part, actuators in actuated.items():
+        if type(actuators).forward is not Actuators.forward:
             raise ValueError(
-                f"combine: the actuators of {part!r} are a {type(own).__name__}, whose law is its own, and cannot be put together"
+                f"combine: the actuators of {part!r} are a {type(actuators).__name__}, whose law is its own, and cannot be put together"
             )
     specs = {
         f"{part}/{name}": Actuator(f"{part}/{joint}", coordinate=coordinate)
-        for part, own in actuated.items()
-        for name, joint, coordinate in zip(own.names, own.joints, own.coordinates, strict=True)
+        for part, actuators in actuated.items()
+        for name, joint, coordinate in zip(actuators.names, actuators.joints, actuators.coordinates, strict=True)
     }
     together = Actuators(mech, specs)
     for field, dimensions in Actuators.fields.items():
         if field == "inputrange":
             continue
-        values = [getattr(own, field) for own in actuated.values()]
+        values = [getattr(actuators, field) for actuators in actuated.values()]
         setattr(together, field, _side_by_side(values, dimensions))
     ranges = [
         actuated[part].inputrange if part in actuated else mech.gravity.new_tensor([[-torch.inf, torch.inf]] * one.num_inputs)
@@ -243,7 +243,7 @@ def _actuate(mech: Mechanism, mechanisms: Mapping[str, Mechanism]) -> None:
         if one.num_inputs
     ]
     together.inputrange = _side_by_side(ranges, 2)
-    together.replaceable = all(own.replaceable for own in actuated.values())
+    together.replaceable = all(actuators.replaceable for actuators in actuated.values())
     mech.actuators = together
 
 

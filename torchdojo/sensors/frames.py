@@ -20,22 +20,24 @@ class _Frame(Kind):
 
     def frames(self, sensors: Sequence[Sensor], at: Reading) -> tuple[Frames, Frames | None]:
         """The frames of the sensors, and those that they refer to; None where none refers to any."""
-        own = at.frames([sensor.site for sensor in sensors])
-        return own, at.frames([sensor.reference for sensor in sensors]) if any(sensor.reference is not None for sensor in sensors) else None
+        sites = at.frames([sensor.site for sensor in sensors])
+        return sites, at.frames([sensor.reference for sensor in sensors]) if any(
+            sensor.reference is not None for sensor in sensors
+        ) else None
 
 
 class FramePosition(_Frame):
     def read(self, sensors: Sequence[Sensor], at: Reading) -> Tensor:
-        own, other = self.frames(sensors, at)
-        return own.pose.x if other is None else quat.inverse_rotate(other.pose.q, own.pose.x - other.pose.x)
+        site, other = self.frames(sensors, at)
+        return site.pose.x if other is None else quat.inverse_rotate(other.pose.q, site.pose.x - other.pose.x)
 
 
 class FrameQuaternion(_Frame):
     size, clamp = 4, "none"
 
     def read(self, sensors: Sequence[Sensor], at: Reading) -> Tensor:
-        own, other = self.frames(sensors, at)
-        return own.pose.q if other is None else quat.multiply(quat.conjugate(other.pose.q), own.pose.q)
+        site, other = self.frames(sensors, at)
+        return site.pose.q if other is None else quat.multiply(quat.conjugate(other.pose.q), site.pose.q)
 
 
 class FrameAxis(_Frame):
@@ -45,9 +47,9 @@ class FrameAxis(_Frame):
         self.axis = axis
 
     def read(self, sensors: Sequence[Sensor], at: Reading) -> Tensor:
-        own, other = self.frames(sensors, at)
+        site, other = self.frames(sensors, at)
         unit = torch.eye(3, dtype=at.z.dtype, device=at.z.device)[self.axis]
-        axis = quat.rotate(own.pose.q, unit)
+        axis = quat.rotate(site.pose.q, unit)
         return axis if other is None else quat.inverse_rotate(other.pose.q, axis)
 
 
@@ -56,12 +58,12 @@ class FrameVelocity(_Frame):
         self.angular = angular
 
     def read(self, sensors: Sequence[Sensor], at: Reading) -> Tensor:
-        own, other = self.frames(sensors, at)
-        v, spin = at.velocity(own)
+        site, other = self.frames(sensors, at)
+        v, spin = at.velocity(site)
         if other is None:
             return spin if self.angular else v
         v_other, spin_other = at.velocity(other)
-        apart = own.pose.x - other.pose.x
+        apart = site.pose.x - other.pose.x
         seen = spin - spin_other if self.angular else v - v_other - quat.cross(spin_other, apart)
         return quat.inverse_rotate(other.pose.q, seen)
 
@@ -73,9 +75,9 @@ class FrameAcceleration(Kind):
         self.angular, self.local = angular, local
 
     def read(self, sensors: Sequence[Sensor], at: Reading) -> Tensor:
-        own = at.frames([sensor.site for sensor in sensors])
-        value = at.acceleration(own)[self.angular]
-        return _seen(own.pose, value) if self.local else value
+        site = at.frames([sensor.site for sensor in sensors])
+        value = at.acceleration(site)[self.angular]
+        return _seen(site.pose, value) if self.local else value
 
 
 class LocalVelocity(Kind):
@@ -85,8 +87,8 @@ class LocalVelocity(Kind):
         self.angular = angular
 
     def read(self, sensors: Sequence[Sensor], at: Reading) -> Tensor:
-        own = at.frames([sensor.site for sensor in sensors])
-        return _seen(own.pose, at.velocity(own)[self.angular])
+        site = at.frames([sensor.site for sensor in sensors])
+        return _seen(site.pose, at.velocity(site)[self.angular])
 
 
 class Magnetometer(Kind):

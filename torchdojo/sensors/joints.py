@@ -127,8 +127,8 @@ class BallState(Kind):
 def actuators(at: Reading) -> Actuators:
     """The actuators of the mechanism whose law is known here."""
     motors = at.structure.actuators
-    known = motors is not None and (type(motors).forward is Actuators.forward or isinstance(motors, Rotors))
-    if motors is None or not known:
+    supported = motors is not None and (type(motors).forward is Actuators.forward or isinstance(motors, Rotors))
+    if motors is None or not supported:
         kind = type(motors).__name__
         raise ValueError(f"sensors: got actuators {None if motors is None else kind}; allowed: those of td.actuate or of rotors")
     return motors

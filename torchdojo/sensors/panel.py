@@ -59,7 +59,7 @@ class Panel(NamedTuple):
 def _sites(sensors: Sequence[Sensor], named: Mapping[str, Site]) -> tuple[Site, ...]:
     """The sites of sensors, each once."""
     places = dict.fromkeys([place for sensor in sensors for place in (sensor.site, sensor.reference) if place is not None])
-    return tuple(found for place in places if (found := named.get(place) if isinstance(place, str) else place) is not None)
+    return tuple(site for place in places if (site := named.get(place) if isinstance(place, str) else place) is not None)
 
 
 def _versions(sites: Sequence[Site]) -> tuple[object, ...]:

@@ -116,12 +116,12 @@ class Rangefinder(Kind):
         frames = at.frames([sensor.site for sensor in sensors])
         start, way = frames.pose.x, quat.rotate(frames.pose.q, at.z.new_tensor([0.0, 0.0, 1.0]))
         nearest = at.zeros(len(sensors)) + torch.inf
-        own = torch.tensor(frames.body, device=at.z.device)
+        bodies = torch.tensor(frames.body, device=at.z.device)
         for body, name, size, position, orientation in _solids(at):
             x, q = at.pose.x[..., body, None, :], at.pose.q[..., body, None, :]
             place, turn = x + quat.rotate(q, position.to(at.z)), quat.multiply(q, orientation.to(at.z))
-            found = distances(name, size.to(at.z), quat.inverse_rotate(turn, start - place), quat.inverse_rotate(turn, way))
-            nearest = torch.where(own == body, nearest, torch.minimum(nearest, found))
+            hits = distances(name, size.to(at.z), quat.inverse_rotate(turn, start - place), quat.inverse_rotate(turn, way))
+            nearest = torch.where(bodies == body, nearest, torch.minimum(nearest, hits))
         for normal, offset in _half_spaces(at):
             toward = -(way * normal).sum(-1)
             gap = (start * normal).sum(-1) - offset
@@ -162,14 +162,14 @@ def _of_visual(body: int, solid: Visual) -> Solid:
 
 def _solids(at: Reading) -> list[Solid]:
     """Solids that rays may meet."""
-    found: list[Solid] = []
+    solids: list[Solid] = []
     for i, body in enumerate(at.structure.named_bodies().values()):
         if body.visuals and all(visual.kind in SHAPES for visual in body.visuals):
-            found += [_of_visual(i, visual) for visual in body.visuals if _is_seen(visual)]
+            solids += [_of_visual(i, visual) for visual in body.visuals if _is_seen(visual)]
         else:
-            found += [_of_shape(i, shape) for shape in body.shapes]
+            solids += [_of_shape(i, shape) for shape in body.shapes]
     scenery: tuple[Visual, ...] = getattr(at.structure, "scenery", ())
-    return found + [_of_visual(at.number[None], visual) for visual in scenery if visual.kind in (*SHAPES, "plane") and _is_seen(visual)]
+    return solids + [_of_visual(at.number[None], visual) for visual in scenery if visual.kind in (*SHAPES, "plane") and _is_seen(visual)]
 
 
 def _is_seen(visual: Visual) -> bool:
@@ -179,13 +179,13 @@ def _is_seen(visual: Visual) -> bool:
 
 def _half_spaces(at: Reading) -> list[tuple[Tensor, Tensor]]:
     """Unit normals and offsets of the planes that contacts have, each once."""
-    found: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
+    spaces: dict[tuple[float, ...], tuple[Tensor, Tensor]] = {}
     for contact in at.structure.named_contacts().values():
         normal, offset = getattr(contact, "normal", None), getattr(contact, "offset", None)
         if contact.other is None and isinstance(normal, Tensor) and isinstance(offset, Tensor) and normal.ndim == 1:
             unit = normal / torch.linalg.vector_norm(normal)
-            found.setdefault((*unit.detach().tolist(), float(offset.detach())), (unit, offset))
-    return list(found.values())
+            spaces.setdefault((*unit.detach().tolist(), float(offset.detach())), (unit, offset))
+    return list(spaces.values())
 
 
 register("rangefinder", Rangefinder())

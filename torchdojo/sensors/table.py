@@ -218,12 +218,12 @@ class Sensors(MutableMapping[str, Sensor]):
             if key in self._panels
             else {f"{kind} {place}": Sensor(kind, joint=place[0], coordinate=place[1]) for kind in kinds for place in dict.fromkeys(places)}
         )
-        found = self.in_kernel(at, key, chosen)
-        if found is None or len(found[0]) != len(chosen):
+        reading = self.in_kernel(at, key, chosen)
+        if reading is None or len(reading[0]) != len(chosen):
             return None
         number = {place: i for i, place in enumerate(dict.fromkeys(places))}
         order = [number[place] for place in places]
-        q, qd = found[1].chunk(2, dim=-1)
+        q, qd = reading[1].chunk(2, dim=-1)
         return (q, qd) if order == list(range(len(number))) else (q[..., order], qd[..., order])
 
 
@@ -237,19 +237,19 @@ def read_sensors(structure: Structure, sensors: Sensors, z: Tensor, names: Seque
                     f"read_sensors: {name!r} ({sensor.kind}) needs the step that starts at z; give read_sensors(z, mech.step(z, ...)), or "
                     "names= of sensors that do without"
                 )
-    at = Reading(structure, sensors._sites._all, sensors.magnetic, z, given, None if _in_torch(z) else sensors.measure)
-    native = None if _in_torch(z) else sensors.in_kernel(at, tuple(chosen), chosen)
+    reading = Reading(structure, sensors._sites._all, sensors.magnetic, z, given, None if _in_torch(z) else sensors.measure)
+    native = None if _in_torch(z) else sensors.in_kernel(reading, tuple(chosen), chosen)
     columns: dict[str, Tensor] = {}
     if native is not None:
         names, value = native
         if len(names) == len(chosen):
-            return value.movedim(0, -2) if at.over_time else value
+            return value.movedim(0, -2) if reading.over_time else value
         columns = dict(zip(names, value.split([chosen[name].size for name in names], dim=-1), strict=True))
-    columns |= _columns(at, {name: sensor for name, sensor in chosen.items() if name not in columns})
-    batch = broadcast_shapes(at.z.shape[:-1], *(column.shape[:-1] for column in columns.values()))
+    columns |= _columns(reading, {name: sensor for name, sensor in chosen.items() if name not in columns})
+    batch = broadcast_shapes(reading.z.shape[:-1], *(column.shape[:-1] for column in columns.values()))
     parts = [columns[name].expand(*batch, sensor.size) for name, sensor in chosen.items()]
-    result = torch.cat([at.z.new_zeros(*batch, 0), *parts], dim=-1)
-    return result.movedim(0, -2) if at.over_time else result
+    result = torch.cat([reading.z.new_zeros(*batch, 0), *parts], dim=-1)
+    return result.movedim(0, -2) if reading.over_time else result
 
 
 def _in_torch(z: Tensor) -> bool:

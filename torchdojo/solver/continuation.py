@@ -62,10 +62,10 @@ def trace_central_path(
     )
     length = torch.ones_like(tau)
     for _ in range(MAX_STEPS):
-        moved, good, taken = _advance(problem, point, length, (left - iterations)[index])
-        iterations[index] += taken
+        moved, good, steps = _advance(problem, point, length, (left - iterations)[index])
+        iterations[index] += steps
         point = PathPoint(*(torch.where(good.reshape(-1, *(1,) * (new.ndim - 1)), new, old) for new, old in zip(moved, point, strict=True)))
-        length = torch.where(good, torch.where(taken <= EASY, 2 * length, length), length / 4).clamp_max(LONGEST)
+        length = torch.where(good, torch.where(steps <= EASY, 2 * length, length), length / 4).clamp_max(LONGEST)
         arrived = point.tau <= math.log(goal)
         result[index[arrived]], reached[index[arrived]] = point.w[arrived], True
         going = ~arrived & (length > SHORTEST) & (iterations < left)[index]
@@ -106,21 +106,21 @@ def _advance(problem: StepProblem, point: PathPoint, length: Tensor, most: Tenso
         The point, whether it converged, and the number of corrections.
     """
     system = problem.system
-    own = cones.product_rows(system, point.w)
+    rows = cones.product_rows(system, point.w)
     weights = point.metric**2
     length = torch.minimum(length, 0.7 * cones.max_step(system, point.w, point.dw))
     predicted, tau_predicted = point.w + length[:, None] * point.dw, point.tau + length * point.dtau
     w, tau = predicted, tau_predicted
-    taken = torch.zeros(len(tau), dtype=torch.int64, device=tau.device)
+    steps = torch.zeros(len(tau), dtype=torch.int64, device=tau.device)
     for correction in range(CORRECTIONS + 1):
         kappa = tau.exp()
         r = problem.residual(w) - kappa[:, None] * point.rate
-        equality, products = (r * (1 - own)).abs().amax(-1), (r * own).abs().amax(-1)
+        equality, products = (r * (1 - rows)).abs().amax(-1), (r * rows).abs().amax(-1)
         good = (equality < 1e-7) & (products < 1e-2 * kappa)
-        over = good | ~torch.isfinite(equality + products) | (taken >= most)
+        over = good | ~torch.isfinite(equality + products) | (steps >= most)
         if correction == CORRECTIONS or bool(over.all()):
             break
-        taken = torch.where(over, taken, taken + 1)
+        steps = torch.where(over, steps, steps + 1)
         kkt = KKT(problem, w)
         newton, slope = kkt.solve(torch.stack((-r, kappa[:, None] * point.rate), dim=-1)).unbind(-1)
         normal = weights * point.dw
@@ -131,4 +131,4 @@ def _advance(problem: StepProblem, point: PathPoint, length: Tensor, most: Tenso
         step = torch.where(over, torch.zeros_like(fraction), fraction)
         w, tau = w + step[:, None] * dw, tau + step * dtau
     w = torch.where(good[:, None], w, point.w)
-    return _tangent(problem, point._replace(w=w, tau=torch.where(good, tau, point.tau))), good, taken
+    return _tangent(problem, point._replace(w=w, tau=torch.where(good, tau, point.tau))), good, steps

@@ -65,7 +65,7 @@ def newton_direction(problem: StepProblem, w: Tensor, r: Tensor, kappa: Tensor, 
     if not system.num_cones:
         return KKT(problem, w).solve(-r), kappa
     kkt = KKT(problem, w, scaled=True)
-    identity, own = cones.identity_rows(system, r), cones.product_rows(system, r)
+    identity, products = cones.identity_rows(system, r), cones.product_rows(system, r)
     values, rows = cones.scaled_products(system, w)
     r = r.index_copy(1, rows, values)
     affine = kkt.solve(-r)
@@ -83,9 +83,9 @@ def newton_direction(problem: StepProblem, w: Tensor, r: Tensor, kappa: Tensor, 
     if bool(short.any()):
         wide = torch.maximum(mean, kappa)
         # If the step is short although all products are alike, they are too small for the equations still violated: back up along the path.
-        spread = ((r - mean[:, None] * identity) * own).abs().amax(-1)
+        spread = ((r - mean[:, None] * identity) * products).abs().amax(-1)
         wide = torch.where(spread < 0.1 * mean, (RAISE * wide).clamp_max(MAX_LEVEL), wide)
-        centering = kkt.solve((wide[:, None] * identity - r) * own)
+        centering = kkt.solve((wide[:, None] * identity - r) * products)
         direction = torch.where(short[:, None], centering, direction)
         target = torch.where(short, wide, target)
     return direction, target
@@ -111,7 +111,7 @@ def follow_central_path(
     status = torch.full((len(w),), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=w.device)
     iterations = torch.zeros_like(status)
     index = torch.arange(len(w), device=w.device)
-    here, r = start, problem.residual(start)
+    point, r = start, problem.residual(start)
     goal = torch.as_tensor(kappa, dtype=w.dtype, device=w.device).expand(len(w))
     polished, stuck = torch.zeros_like(status, dtype=torch.bool), torch.zeros_like(goal, dtype=torch.bool)
     for iteration in range(cap + 1):
@@ -124,25 +124,25 @@ def follow_central_path(
         if far_iterations is not None and iteration >= far_iterations:
             going &= equality < NEAR_RESIDUAL
         if not bool(going.all()):
-            w[index] = here
+            w[index] = point
             status[index[done]] = int(Status.SUCCESS)
-            index, here, r, goal, stuck = index[going], here[going], r[going], goal[going], stuck[going]
+            index, point, r, goal, stuck = index[going], point[going], r[going], goal[going], stuck[going]
             equality, complementarity = equality[going], complementarity[going]
             problem = problem.select(going.nonzero().squeeze(-1))
         if not len(index) or iteration == cap:
             break
         iterations[index] += 1
         polished[index] = equality <= residual_tol
-        direction, target = newton_direction(problem, here, r, goal, stuck)
-        here, r, alpha = line_search(problem, here, r, direction, target, residual_tol)
+        direction, target = newton_direction(problem, point, r, goal, stuck)
+        point, r, alpha = line_search(problem, point, r, direction, target, residual_tol)
         stuck = alpha < STUCK_STEP
         jammed = alpha < JAMMED_STEP
         if bool(jammed.any()):
-            level = torch.maximum(RAISE * cones.mean_product(problem.system, here), goal).clamp_max(MAX_LEVEL)
-            here = torch.where(jammed[:, None], problem.restart_cones(here, level), here)
-            r = problem.residual(here)
+            level = torch.maximum(RAISE * cones.mean_product(problem.system, point), goal).clamp_max(MAX_LEVEL)
+            point = torch.where(jammed[:, None], problem.restart_cones(point, level), point)
+            r = problem.residual(point)
     if len(index):
-        w[index] = here
+        w[index] = point
     return Solution(w, status, iterations)
 
 

@@ -119,8 +119,8 @@ class KKT:
         for _ in range(MOST_REFINEMENTS):
             change = solve(columns - multiply(delta))
             delta = delta + torch.where(going, change, 0.0)
-            now = self._largest(change)  # the next change is to this one as this one is to the last
-            going, last = going & (now * now > REFINED * self._largest(delta) * last), now
+            largest = self._largest(change)  # the next change is to this one as this one is to the last
+            going, last = going & (largest * largest > REFINED * self._largest(delta) * last), largest
             if not bool(going.any()):
                 break
         return delta if right.ndim == 3 else delta.squeeze(-1)
@@ -163,8 +163,8 @@ class KKT:
         for cone in self.cones:
             value = delta[:, cone.places]
             top = top.index_add(1, cone.body_rows.flatten(), -(cone.wrench @ value).flatten(1, 2))
-            own = cone.rows @ padded[:, cone.body_rows] + cone.matrix @ value
-            out = out.index_copy(1, cone.places.flatten(), own.flatten(1, 2))
+            product = cone.rows @ padded[:, cone.body_rows] + cone.matrix @ value
+            out = out.index_copy(1, cone.places.flatten(), product.flatten(1, 2))
         return torch.cat((top[:, : self.primal], out[:, self.primal :]), dim=1)
 
     def _multiply_transposed(self, adjoint: Tensor) -> Tensor:
@@ -174,8 +174,8 @@ class KKT:
         for cone in self.cones:
             value = adjoint[:, cone.places]
             top = top.index_add(1, cone.body_rows.flatten(), (cone.rows.mT @ value).flatten(1, 2))
-            own = cone.matrix.mT @ value - cone.wrench.mT @ padded[:, cone.body_rows]
-            out = out.index_copy(1, cone.places.flatten(), own.flatten(1, 2))
+            product = cone.matrix.mT @ value - cone.wrench.mT @ padded[:, cone.body_rows]
+            out = out.index_copy(1, cone.places.flatten(), product.flatten(1, 2))
         return torch.cat((top[:, : self.primal], out[:, self.primal :]), dim=1)
 
     def _pad(self, columns: Tensor) -> Tensor:

@@ -119,10 +119,10 @@ def levenberg_marquardt(
         costs = torch.where(trial.cost.isfinite(), trial.cost, torch.inf)
         best, each = costs.argmin(-1), torch.arange(len(rows))
         better = costs[each, best] < before
-        chosen, taken = rows[better], (each[better], best[better])
-        x[chosen], cost[chosen], error[chosen] = candidates[taken], costs[taken], trial.error[taken]
+        chosen, picked = rows[better], (each[better], best[better])
+        x[chosen], cost[chosen], error[chosen] = candidates[picked], costs[picked], trial.error[picked]
         for entry, value in zip(data, trial.data, strict=True):
-            entry[chosen] = value[taken]
+            entry[chosen] = value[picked]
         mu[rows] *= torch.where(better, tried.repeat(model.gradient.shape[1])[best] / 5, 10.0)
         halved = cost[rows] < 0.5 * mark[rows]
         mark[rows] = torch.where(halved, cost[rows], mark[rows])

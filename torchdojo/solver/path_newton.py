@@ -135,20 +135,20 @@ def newton_on_path(
     status = torch.full((count,), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=start.device)
     iterations = torch.zeros_like(status)
     index = torch.arange(count, device=start.device)
-    now = torch.as_tensor(kappa if level is None else level, dtype=start.dtype, device=start.device).expand(count).clamp_min(kappa)
+    kappas = torch.as_tensor(kappa if level is None else level, dtype=start.dtype, device=start.device).expand(count).clamp_min(kappa)
     if level is None:
         start = forecast_flight(problem, start, kappa)
-    here = onto_path(problem, start, now)
-    if here is None:
+    point = onto_path(problem, start, kappas)
+    if point is None:
         return None
-    here = here if lift else start
-    w, r, newton = here.clone(), problem.residual(here), torch.full_like(here, torch.nan)
+    point = point if lift else start
+    w, r, newton = point.clone(), problem.residual(point), torch.full_like(point, torch.nan)
     polished = torch.zeros_like(status, dtype=torch.bool)  # whether the point before is solved up to rounding (`violations`)
     late = torch.zeros_like(polished)  # whether steps are too fast if the attempt fails now
     for iteration in itertools.count():
         if points is not None:
-            points.append(here)
-        equality, complementarity, plain = violations(problem, r, torch.full_like(now, kappa), residual_tol)
+            points.append(point)
+        equality, complementarity, plain = violations(problem, r, torch.full_like(kappas, kappa), residual_tol)
         solved = (equality <= residual_tol) & (polished[index] | (plain <= residual_tol))
         done = solved & (complementarity <= path_tol * kappa) & (iteration >= options.min_iterations)
         going = ~done & torch.isfinite(equality + complementarity)
@@ -157,23 +157,23 @@ def newton_on_path(
         if left is not None:
             going &= iteration < left[index]
         if not bool(going.all()):
-            w[index], status[index[done]] = here, int(Status.SUCCESS)
+            w[index], status[index[done]] = point, int(Status.SUCCESS)
             status[index[~done & ~going & late]] = TOO_FAST
-            index, here, r, now, equality, newton = index[going], here[going], r[going], now[going], equality[going], newton[going]
+            index, point, r, kappas, equality, newton = index[going], point[going], r[going], kappas[going], equality[going], newton[going]
             late, problem = late[going], problem.select(going.nonzero().squeeze(-1))
         if not len(index):
             break
         iterations[index] += 1
         polished[index] = equality <= residual_tol
-        now = torch.where(equality < PATH_RESIDUAL, (PATH_SHRINK * now).clamp_min(kappa), now)
-        direction = _direction(problem, here, r, now)
+        kappas = torch.where(equality < PATH_RESIDUAL, (PATH_SHRINK * kappas).clamp_min(kappa), kappas)
+        direction = _direction(problem, point, r, kappas)
         if may_split:
-            look = SpeedLook(problem, here, direction)
+            look = SpeedLook(problem, point, direction)
             fast, late = look.leads_beyond(iteration + 1), look.failed_beyond(lowered=level is not None)
             if bool(fast.any()):
                 status[index[fast]] = TOO_FAST
                 slow = (~fast).nonzero().squeeze(-1)
-                index, here, r, now, equality, newton = index[slow], here[slow], r[slow], now[slow], equality[slow], newton[slow]
+                index, point, r, kappas, equality, newton = index[slow], point[slow], r[slow], kappas[slow], equality[slow], newton[slow]
                 direction, late, problem = direction[slow], late[slow], problem.select(slow)
                 if not len(index):
                     break
@@ -184,7 +184,9 @@ def newton_on_path(
         else:
             allowed = equality.clamp_min(residual_tol)
         halvings = PATH_HALVINGS if iteration < PATIENT_ITERATIONS else PATIENT_HALVINGS
-        here, r, newton = _move(problem, here, direction, newton, now, allowed, halvings, residual_tol, iteration < SQUEEZING_ITERATIONS)
+        point, r, newton = _move(
+            problem, point, direction, newton, kappas, allowed, halvings, residual_tol, iteration < SQUEEZING_ITERATIONS
+        )
     return Solution(w, status, iterations)
 
 

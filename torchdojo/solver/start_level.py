@@ -45,6 +45,6 @@ def fading_level(problem: StepProblem, level: Tensor, kappa: float) -> Tensor:
         return level
     speed = torch.linalg.vector_norm(problem.state.twist.v, dim=-1).amax(-1)
     gap = 0.5 * REACH + problem.timestep * speed
-    own = (problem.mass.mean(-1) * gap * gap / problem.timestep).detach().clamp_min(kappa)
+    inertial = (problem.mass.mean(-1) * gap * gap / problem.timestep).detach().clamp_min(kappa)
     some = torch.stack([fade.expand(len(problem.z)) for fade in near]).any(0)
-    return torch.where(some, torch.minimum(level, own), level)
+    return torch.where(some, torch.minimum(level, inertial), level)

@@ -77,11 +77,11 @@ def _best(null: Tensor, parts: Sequence[slice]) -> tuple[int, Tensor, float]:
     """The direction with the largest part in the null spaces, given as projections (samples, m, m), and this part."""
     best = 0, null.new_zeros(0), 0.0
     for number, part in enumerate(parts):
-        own = null[:, part, part]
-        for direction in torch.linalg.eigh(own.mean(0))[1].mT:
+        basis = null[:, part, part]
+        for direction in torch.linalg.eigh(basis.mean(0))[1].mT:
             clean = (direction * 10**DIGITS).round()
             clean = clean / torch.linalg.vector_norm(clean)
-            strength = (clean @ own @ clean).clamp_min(0.0).sqrt()
+            strength = (clean @ basis @ clean).clamp_min(0.0).sqrt()
             if float(strength.min()) > max(best[2], LEAST_RATIO * float(strength.max())):
                 best = number, clean, float(strength.min())
     return best

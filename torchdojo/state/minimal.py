@@ -99,11 +99,11 @@ def to_minimal(order: Sequence[JointOrder], num_bodies: int, z: Tensor, timestep
     h = timestep[..., None]
     before = previous_pose(state.pose, state.twist, h[..., None])
     # The world is one more entry, with index −1.
-    now, before = with_world(state.pose), with_world(before)
+    poses, before = with_world(state.pose), with_world(before)
     q: dict[str, Tensor] = {}
     qd: dict[str, Tensor] = {}
     for entry in order:
-        pair, earlier = [_body(now, entry.parent), _body(now, entry.child)], [_body(before, entry.parent), _body(before, entry.child)]
+        pair, earlier = [_body(poses, entry.parent), _body(poses, entry.child)], [_body(before, entry.parent), _body(before, entry.child)]
         q[entry.name] = entry.joint.coordinates(*pair)
         qd[entry.name] = entry.joint.rate(earlier, pair, h)
     names = [e.name for e in sorted(order, key=lambda e: e.coordinates.stop)]
@@ -175,8 +175,8 @@ def _check_batch(order: Sequence[JointOrder], batch: torch.Size, timestep: torch
     try:
         broadcast_shapes(batch, timestep, *geometry.values())
     except RuntimeError:
-        own = {name: tuple(shape) for name, shape in {"timestep": timestep, **geometry}.items() if shape}
-        raise ValueError(f"q: got the batch dimensions {tuple(batch)}; allowed: those that broadcast with {own}") from None
+        shapes = {name: tuple(shape) for name, shape in {"timestep": timestep, **geometry}.items() if shape}
+        raise ValueError(f"q: got the batch dimensions {tuple(batch)}; allowed: those that broadcast with {shapes}") from None
 
 
 def _body(pose: Pose, index: int) -> Pose:

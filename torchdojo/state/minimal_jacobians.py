@@ -180,18 +180,18 @@ def minimal_products(order: Sequence[JointOrder], num_bodies: int, z: Tensor, ti
     count = sum(entry.joint.num_coordinates for entry in order)
     tree, state, h = _stacked(order, num_bodies, count), split_state(z), timestep[..., None, None]
     turn, spin = _increments(state.twist, h)
-    now = _displacements(tree, with_world(state.pose))
+    places = _displacements(tree, with_world(state.pose))
     before = _displacements(tree, with_world(previous_pose(state.pose, state.twist, h)))
-    delta = quat.multiply(now.p, quat.conjugate(before.p))
+    delta = quat.multiply(places.p, quat.conjugate(before.p))
     zero, translations = torch.zeros_like(tree.translational_axes), tree.translational_axes
     rate = tree.rotational_axes @ _inverse_right_jacobian(quat.rotation_vector(delta)) @ quat.rotation_matrix(before.p) / h[..., None]
-    coordinates = _blocks(translations, zero, zero, _rows_of_turn(tree, now.p))
+    coordinates = _blocks(translations, zero, zero, _rows_of_turn(tree, places.p))
     rates = _blocks(translations / h[..., None], zero, zero, rate)
     rates_before = _blocks(-translations / h[..., None], zero, zero, -rate)
     sides = []
     for body, (current, earlier) in (
-        (tree.parent, (now.by_parent, before.by_parent)),
-        (tree.child, (now.by_child, before.by_child)),
+        (tree.parent, (places.by_parent, before.by_parent)),
+        (tree.child, (places.by_child, before.by_child)),
     ):
         body = body.clamp_max(num_bodies - 1)  # no one reads the world's columns
         direct, back = torch.cat((coordinates, rates), dim=-2) @ current, rates_before @ earlier
@@ -223,13 +223,13 @@ def maximal_jacobian(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd
     count = q.shape[-1]
     tree, state, h = _stacked(order, num_bodies, count), split_state(z), timestep[..., None, None]
     turn, spin = _increments(state.twist, h)
-    now = _displacements(tree, with_world(state.pose))
+    places = _displacements(tree, with_world(state.pose))
     before = _displacements(tree, with_world(previous_pose(state.pose, state.twist, h)))
     phi, moved = (
         (tree.rotational_axes.mT @ nn.functional.pad(v, (0, 1))[..., tree.rotations][..., None])[..., 0] for v in (q, h[..., 0] * qd)
     )
     # Rotation of the joint in a step: τ = t + k n with t = h A_rᵀ q̇. With two free rotations, k = n·(p⃗ × t)/p₀ keeps it assembled.
-    normal, scalar, vector = tree.normal, now.p[..., :1], now.p[..., 1:]
+    normal, scalar, vector = tree.normal, places.p[..., :1], places.p[..., 1:]
     double = (normal * normal).sum(-1, keepdim=True) > 0
     scalar = torch.where(double, scalar, 1.0)
     held = (normal * quat.cross(vector, moved)).sum(-1, keepdim=True) / scalar
@@ -242,16 +242,16 @@ def maximal_jacobian(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd
     right, left = _right_jacobian(phi) @ tree.rotational_axes.mT, _right_jacobian(tau).mT
     zero, shift = torch.zeros_like(right), tree.translational_axes.mT.expand_as(right)
     # (δe, δp) of the joint by its (q, q̇): p⁻ = exp(−τ) ⊗ p, so δp⁻ = δp − R(p)ᵀ J(−τ) dτ.
-    left = quat.rotation_matrix(now.p).mT @ left
+    left = quat.rotation_matrix(places.p).mT @ left
     turned = eye - left @ (normal[..., :, None] * by_p[..., None, :])
     swung = -h[..., None] * left @ (eye + normal[..., :, None] * by_t[..., None, :]) @ tree.rotational_axes.mT
     by_q, earlier_by_q = _blocks(shift, zero, zero, right), _blocks(shift, zero, zero, turned @ right)
     earlier_by_qd = _blocks(-h[..., None] * shift, zero, zero, swung)
     batch = broadcast_shapes(z.shape[:-1], by_q.shape[:-3])
-    here, there = (q.new_zeros(*batch, num_bodies, 6, columns) for columns in (count, 2 * count))
+    present, earlier = (q.new_zeros(*batch, num_bodies, 6, columns) for columns in (count, 2 * count))
     for place, whole, parts in (
-        (now, here, (by_q,)),
-        (before, there, (earlier_by_q, earlier_by_qd)),
+        (places, present, (by_q,)),
+        (before, earlier, (earlier_by_q, earlier_by_qd)),
     ):
         carry = -place.motion @ place.by_parent
         own = [place.motion @ part for part in parts]
@@ -264,9 +264,9 @@ def maximal_jacobian(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd
     result = q.new_zeros(*batch, num_bodies, 4, 3, 2 * count)
     # v = (x − x⁻)/h, and the rotation of the step, q⁻⁻¹ q, has the tangent dφ − Rᵀ dφ⁻ = M dω.
     inverse = torch.linalg.inv(spin)
-    result[..., 0, :, :count], result[..., 2, :, :count] = here[..., :3, :], here[..., 3:, :]
-    result[..., 1, :, :] = (result[..., 0, :, :] - there[..., :3, :]) / h[..., None]
-    result[..., 3, :, :] = inverse @ result[..., 2, :, :] - (inverse @ turn.mT) @ there[..., 3:, :]
+    result[..., 0, :, :count], result[..., 2, :, :count] = present[..., :3, :], present[..., 3:, :]
+    result[..., 1, :, :] = (result[..., 0, :, :] - earlier[..., :3, :]) / h[..., None]
+    result[..., 3, :, :] = inverse @ result[..., 2, :, :] - (inverse @ turn.mT) @ earlier[..., 3:, :]
     return result.flatten(-4, -2)
 
 

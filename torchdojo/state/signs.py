@@ -49,10 +49,10 @@ def unwind(order: Sequence[JointOrder], z: Tensor, near: Tensor | None = None) -
         pair = [Pose(poses.x[..., i, :], poses.q[..., i, :]) for i in (entry.parent, entry.child)]
         with torch.no_grad():
             if joint.free_rotations == 1:
-                here = joint.coordinates(*pair)[..., -1]
-                # With the parent's sign the angle is `here`, or a turn away from it.
-                other = here - torch.where(here > 0, TURN, -TURN)
-                angle, turned = torch.where(parent > 0, here, other), torch.where(parent > 0, other, here)
+                read = joint.coordinates(*pair)[..., -1]
+                # With the parent's sign the angle is `read`, or a turn away from it.
+                other = read - torch.where(read > 0, TURN, -TURN)
+                angle, turned = torch.where(parent > 0, read, other), torch.where(parent > 0, other, read)
                 wanted = None if near is None else near[..., entry.coordinates.stop - 1]
                 flip = _excess(joint, turned, wanted) < _excess(joint, angle, wanted)
             else:

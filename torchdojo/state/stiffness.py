@@ -64,8 +64,8 @@ def _mass_matrix(mech: Any) -> Tensor:
     matrix = torch.einsum("i...bk,...b,j...bk->...ij", v, mass, v) + torch.einsum("i...bk,...bkl,j...bl->...ij", omega, inertia, omega)
     for name, joint in tree.items():
         if isinstance(joint, StandardJoint):
-            own = mech.timestep[..., None] * joint.damper + (0.0 if joint.armature is None else joint.armature)
-            matrix = matrix + torch.diag_embed(torch.nn.functional.pad(own, (places[name].start, n - places[name].stop)))
+            added = mech.timestep[..., None] * joint.damper + (0.0 if joint.armature is None else joint.armature)
+            matrix = matrix + torch.diag_embed(torch.nn.functional.pad(added, (places[name].start, n - places[name].stop)))
     return matrix
 
 

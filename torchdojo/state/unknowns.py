@@ -45,11 +45,11 @@ class UnknownLayout:
         for key, element in sorted(elements.items(), key=lambda item: item[1].cones.size > 0):
             cones = element.cones.size
             count = cones or element.num_rows
-            own = slice(inputs, inputs + element.num_inputs)
+            columns = slice(inputs, inputs + element.num_inputs)
             self.places[key] = Place(
                 slice(offset, offset + count),
                 slice(offset + count, offset + count + cones),
-                self.places[f"joints.{key.partition('.')[2]}"].input if element.reads_joint_inputs else own,
+                self.places[f"joints.{key.partition('.')[2]}"].input if element.reads_joint_inputs else columns,
             )
             offset += count + cones
             inputs += element.num_inputs

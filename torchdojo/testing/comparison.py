@@ -102,8 +102,8 @@ class Comparison:
         for label, group in groups.items():
             places = slice(start, start + len(group))
             start += len(group)
-            own = group if batchable.issuperset(group) else ()
-            inputs.append(Input(label, lambda grads, places=places: torch.cat(grads[places]), self._mover(group), parameters=own))  # type: ignore[misc]
+            names = group if batchable.issuperset(group) else ()
+            inputs.append(Input(label, lambda grads, places=places: torch.cat(grads[places]), self._mover(group), parameters=names))  # type: ignore[misc]
         return inputs
 
     def _mover(self, names: Sequence[str]) -> Callable[[Tensor], StepOutput]:

@@ -73,10 +73,10 @@ class Browser:
                 server.scene.add_grid(path, wxyz=part.orientation, position=part.position, **PLANE)
                 continue
             vertices, faces = surface(part, scene)
-            own = scene.color(part)
+            color = scene.color(part)
             moving = part.body is not None
             numbers = tints if tints is not None else [0] * self._copies
-            colors = np.array([tint(own, number, True) if moving else own for number in numbers])
+            colors = np.array([tint(color, number, True) if moving else color for number in numbers])
             node = server.scene.add_batched_meshes_simple(
                 path,
                 vertices,
@@ -102,9 +102,9 @@ class Browser:
         gap = ~(np.isfinite(positions).all((1, 2)) & np.isfinite(orientations).all((1, 2)))
         for node, body, place, turn in self._moving:
             q, x = orientations[:, body], positions[:, body]
-            where, how = x + rotate(q, place) + self._offsets, multiply(q, turn)
-            where[gap], how[gap] = (0.0, 0.0, -1e4), (1.0, 0.0, 0.0, 0.0)
-            node.batched_positions, node.batched_wxyzs = where, how
+            where, turned = x + rotate(q, place) + self._offsets, multiply(q, turn)
+            where[gap], turned[gap] = (0.0, 0.0, -1e4), (1.0, 0.0, 0.0, 0.0)
+            node.batched_positions, node.batched_wxyzs = where, turned
 
     def look(self, center: Array, radius: float) -> None:
         """Place the camera of new visitors."""

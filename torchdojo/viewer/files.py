@@ -197,13 +197,13 @@ def _scene(entry: Mapping[str, Any], folder: Path, name: str, arrays: Arrays) ->
 
 def _entry(cls: type[Entry], values: Mapping[str, Any]) -> Entry:
     """A dataclass from those of the values that it has: later versions may add others."""
-    own: dict[str, Any] = {
+    entry: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in values.items() if key in cls.__dataclass_fields__
     }
     for key in ("position", "orientation", "color"):
-        if key in own and (len(own[key]) != (3 if key == "position" else 4) or not np.isfinite(own[key]).all()):
-            raise _FileError(f"has {key} {own[key]} of a {cls.__name__}; allowed: {3 if key == 'position' else 4} finite numbers")
-    return cls(**own)
+        if key in entry and (len(entry[key]) != (3 if key == "position" else 4) or not np.isfinite(entry[key]).all()):
+            raise _FileError(f"has {key} {entry[key]} of a {cls.__name__}; allowed: {3 if key == 'position' else 4} finite numbers")
+    return cls(**entry)
 
 
 def _mesh(entry: Mapping[str, Any], folder: Path, name: str, arrays: Arrays) -> Triangles | MeshSource:

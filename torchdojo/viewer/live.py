@@ -137,17 +137,17 @@ class LiveView:
         last, owed = time.perf_counter(), 0.0
         shown, simulated, since = "", 0.0, last
         while not self._closed.wait(max(0.0, last + 1.0 / FRAMES_PER_SECOND - time.perf_counter())):
-            now = time.perf_counter()
-            owed = 0.0 if self.paused else owed + self.speed * (now - last)
-            last = now
+            seconds = time.perf_counter()
+            owed = 0.0 if self.paused else owed + self.speed * (seconds - last)
+            last = seconds
             if not self.paused:
                 before = self.source.time
                 owed -= self.source.advance(owed)
                 simulated += max(0.0, self.source.time - before)
                 self.draw()
-            if now - since > 0.5:
-                text = f"**{self.source.time:.2f} s** at {simulated / (now - since):.2f} × real time, {self.source.note()}"
-                simulated, since = 0.0, now
+            if seconds - since > 0.5:
+                text = f"**{self.source.time:.2f} s** at {simulated / (seconds - since):.2f} × real time, {self.source.note()}"
+                simulated, since = 0.0, seconds
                 if text != shown:
                     self._status.content = shown = text
 

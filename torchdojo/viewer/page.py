@@ -164,11 +164,11 @@ def _missing(scenes: Iterable[Scene]) -> str:
 
 def _simplified(scenes: Sequence[Sequence[Triangles]]) -> tuple[list[list[Triangles]], str]:
     """The surfaces of each scene with at most `MOST_TRIANGLES` together, and a remark that tells how far a vertex has moved."""
-    own = {id(mesh): mesh for surfaces in scenes for mesh in surfaces}
-    coarse, cell = own, 0.0
+    meshes = {id(mesh): mesh for surfaces in scenes for mesh in surfaces}
+    coarse, cell = meshes, 0.0
     while sum(len(mesh.faces) for mesh in coarse.values()) > MOST_TRIANGLES:
         cell = 2 * cell or 5e-4
-        coarse = {key: _merged(mesh, cell) for key, mesh in own.items()}
+        coarse = {key: _merged(mesh, cell) for key, mesh in meshes.items()}
     remark = f"meshes simplified: vertices moved by up to {1e3 * np.sqrt(3) / 2 * cell:.2g} mm" if cell else ""
     return [[coarse[id(mesh)] for mesh in surfaces] for surfaces in scenes], remark
 

@@ -62,18 +62,18 @@ def plot(shown: Playback | Motion | Sequence[Playback] | Sequence[Motion], mecha
             playbacks = (Playback(**{**vars(playbacks[0]), "label": ""}),)
     curves = [dict(_curves(playback, alone=len(playbacks) == 1)) for playback in playbacks]
     panels: dict[str, list[str]] = {}
-    for name in sorted({name: None for own in curves for name in own}, key=_rank):
+    for name in sorted({name: None for named in curves for name in named}, key=_rank):
         panels.setdefault(_panel(name), []).append(name)
     if not panels:
         raise ValueError("plot: got playbacks with no curves and no contact forces; Playback.of(mechanism, trajectory) has both")
     figure = _figure(8.0, 1.0 + 1.7 * len(panels))
     several = len(playbacks) > 1
     for axes, (panel, names) in zip(figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0], panels.items(), strict=True):
-        for i, (playback, own) in enumerate(zip(playbacks, curves, strict=True)):
-            for j, name in enumerate(name for name in names if name in own):
+        for i, (playback, named) in enumerate(zip(playbacks, curves, strict=True)):
+            for j, name in enumerate(name for name in names if name in named):
                 words = [playback.label or str(i)] * several + [re.sub(r":? *(impulse|force)? \[.*\]$", "", name)] * (len(names) > 1)
                 style = {"color": PALETTE[(i if several else j) % len(PALETTE)], "linestyle": STYLES[j % 4] if several else "-"}
-                axes.plot(playback.times, own[name], linewidth=1.2, label=", ".join(words), **style)
+                axes.plot(playback.times, named[name], linewidth=1.2, label=", ".join(words), **style)
             _mark(axes, playback)
         axes.set_ylabel(panel if len(names) > 1 else names[0], fontsize="small")
         axes.grid(alpha=0.3)

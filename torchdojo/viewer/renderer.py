@@ -75,7 +75,7 @@ class Renderer:
         spec.visual.global_.offwidth, spec.visual.global_.offheight = size
         names = self._build(spec, overlay)
         self._model = spec.compile()
-        self._geoms = [[self._model.geom(name).id for name in own] for own in names]
+        self._geoms = [[self._model.geom(name).id for name in group] for group in names]
         self._data = mujoco.MjData(self._model)
         self._alpha = self._model.geom_rgba[:, 3].copy()
         self._scene = mujoco.MjvScene(self._model, maxgeom=self._model.ngeom + 1000)

@@ -81,16 +81,16 @@ class Simulation:
     def push(self, body: str, impulse: Array, *, environment: int = 0, point: Array | None = None) -> None:
         """Push a body with an impulse (3,) [N s] at a point (3,) of the world [m], in the next step; without one, at its center of mass."""
         index = self._body(body, environment)
-        here = np.zeros(3) if point is None else self._in_body(environment, index, np.asarray(point, dtype=np.float64))
+        place = np.zeros(3) if point is None else self._in_body(environment, index, np.asarray(point, dtype=np.float64))
         with self._lock:
-            self.pushes.append((environment, index, here, np.asarray(impulse, dtype=np.float64)))
+            self.pushes.append((environment, index, place, np.asarray(impulse, dtype=np.float64)))
 
     def hold(self, body: str, point: Array, target: Array, stiffness: float, *, environment: int = 0) -> None:
         """Pull a point (3,) of a body towards a target (3,), both in the world [m], until `release`."""
         index = self._body(body, environment)
         with self._lock:
-            here = self.pull[2] if self.pull else self._in_body(environment, index, np.asarray(point, dtype=np.float64))
-            self.pull = (environment, index, here, np.asarray(target, dtype=np.float64), stiffness)
+            place = self.pull[2] if self.pull else self._in_body(environment, index, np.asarray(point, dtype=np.float64))
+            self.pull = (environment, index, place, np.asarray(target, dtype=np.float64), stiffness)
 
     def release(self) -> None:
         with self._lock:

@@ -61,7 +61,7 @@ def tint(color: Sequence[float], number: int, overlay: bool) -> tuple[float, flo
         red, green, blue = hue
     if number == 0 or not overlay:
         return red, green, blue, opacity
-    mixed = [0.25 * own + 0.75 * new for own, new in zip((red, green, blue), hue, strict=True)]
+    mixed = [0.25 * channel + 0.75 * new for channel, new in zip((red, green, blue), hue, strict=True)]
     return mixed[0], mixed[1], mixed[2], OVERLAY_OPACITY * opacity
 
 
@@ -79,16 +79,16 @@ def part_radius(part: Part, scene: Scene) -> float:
         return 0.0
     if part.kind == "mesh":
         vertices = scene.meshes[part.mesh].vertices
-        own = float(np.linalg.norm(vertices * np.asarray(part.size, dtype=np.float32), axis=-1).max()) if len(vertices) else 0.0
+        reach = float(np.linalg.norm(vertices * np.asarray(part.size, dtype=np.float32), axis=-1).max()) if len(vertices) else 0.0
     elif part.kind == "box":
-        own = 0.5 * math.hypot(*part.size)
+        reach = 0.5 * math.hypot(*part.size)
     elif part.kind == "capsule":
-        own = part.size[0] + 0.5 * part.size[1]
+        reach = part.size[0] + 0.5 * part.size[1]
     elif part.kind == "cylinder":
-        own = math.hypot(part.size[0], 0.5 * part.size[1])
+        reach = math.hypot(part.size[0], 0.5 * part.size[1])
     else:
-        own = max(part.size)
-    return own + math.hypot(*part.position)
+        reach = max(part.size)
+    return reach + math.hypot(*part.position)
 
 
 @dataclass(frozen=True)
@@ -147,9 +147,9 @@ def frames_at(playback: Playback, times: Array) -> NDArray[np.intp]:
 
 
 def _nanmean(points: Array) -> Array:
-    here = np.isfinite(points).all(-1, keepdims=True)
-    count = here.sum(axis=1)
-    return np.where(count > 0, np.where(here, points, 0.0).sum(axis=1) / np.maximum(count, 1), np.nan)
+    finite = np.isfinite(points).all(-1, keepdims=True)
+    count = finite.sum(axis=1)
+    return np.where(count > 0, np.where(finite, points, 0.0).sum(axis=1) / np.maximum(count, 1), np.nan)
 
 
 def _filled(path: Array) -> Array:

@@ -31,7 +31,7 @@ def terrain(contact: Contact) -> Triangles | None:
     try:
         inside = torch.stack([_distance(contact, ground, level.expand(len(ground))) <= 0 for level in levels])
         first = inside.int().argmax(0)  # from above
-        found = inside.any(0) & (first > 0)
+        hits = inside.any(0) & (first > 0)
         high, low = levels[(first - 1).clamp_min(0)], levels[first]
         for _ in range(REFINEMENTS):
             middle = (high + low) / 2
@@ -39,7 +39,7 @@ def terrain(contact: Contact) -> Triangles | None:
             low, high = torch.where(below, middle, low), torch.where(below, high, middle)
     except Exception:  # code of the user's own, asked at points that it may not expect: no drawing is worth an error
         return None
-    faces = _faces(found.reshape(GRID, GRID).numpy())
+    faces = _faces(hits.reshape(GRID, GRID).numpy())
     if not len(faces):
         return None
     vertices = torch.cat((ground, ((high + low) / 2)[:, None]), -1).numpy().astype(np.float32)

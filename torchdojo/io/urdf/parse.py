@@ -367,7 +367,7 @@ def _inertial(link: Element, context: _Context) -> Inertial | None:
 
 
 def _collisions(link: Element, context: _Context) -> list[Collision]:
-    name, found = link.get("name", ""), []
+    name, collisions = link.get("name", ""), []
     for collision in link.findall("collision"):
         geometry, origin = collision.find("geometry"), origin_of(collision.find("origin"))
         tags = [] if geometry is None else [str(child.tag) for child in geometry]
@@ -376,13 +376,13 @@ def _collisions(link: Element, context: _Context) -> list[Collision]:
         for shape in geometry:  # none where it is of an unknown kind
             if shape.tag != "mesh":
                 sizes = (_numbers(shape, attribute) for attribute in NUMBERS[tags[0]])
-                found.append(Collision(tags[0], origin, tuple(number for numbers in sizes for number in numbers)))
+                collisions.append(Collision(tags[0], origin, tuple(number for numbers in sizes for number in numbers)))
                 continue
             if not shape.get("filename"):
                 raise ValueError(f"{context.path}: a <mesh> of link {name!r} has no filename; name its file")
             x, y, z = _numbers(shape, "scale", "1 1 1")
-            found.append(Collision("mesh", origin, mesh=MeshReference(shape.get("filename", ""), (x, y, z))))
-    return found
+            collisions.append(Collision("mesh", origin, mesh=MeshReference(shape.get("filename", ""), (x, y, z))))
+    return collisions
 
 
 def _joint(element: Element) -> UrdfJoint:

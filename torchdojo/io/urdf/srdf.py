@@ -30,13 +30,13 @@ def read_srdf(path: str | Path, links: list[str], findings: Findings) -> set[fro
     root = read_xml(path, "SRDF")
     if root.tag != "robot":
         raise ValueError(f"{path}: the root element is <{root.tag}>; allowed: an SRDF file, which has <robot>")
-    known = dict.fromkeys(links)
+    names = dict.fromkeys(links)
     pairs: set[frozenset[str]] = set()
     for element in root.findall(DEFAULT):
-        link = _link(element, "link", known, path)
+        link = _link(element, "link", names, path)
         pairs |= {frozenset((link, other)) for other in links if other != link}
-    pairs -= {_pair(element, known, path) for element in root.findall(ENABLE)}
-    pairs |= {_pair(element, known, path) for element in root.findall(DISABLE)}
+    pairs -= {_pair(element, names, path) for element in root.findall(ENABLE)}
+    pairs |= {_pair(element, names, path) for element in root.findall(DISABLE)}
     others = [str(element.tag) for element in root if element.tag not in (DISABLE, DEFAULT, ENABLE)]
     findings.add("ignored", "elements of the SRDF", [f"<{tag}>" for tag in others], "they do not say what touches", "none")
     return pairs

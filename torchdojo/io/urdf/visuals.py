@@ -55,11 +55,11 @@ def origin_of(element: Element | None) -> Array:
 def read_visuals(root: Element) -> dict[str, tuple[UrdfVisual, ...]]:
     """Visuals by clean name of the link."""
     colors = _colors(root)
-    found: dict[str, tuple[UrdfVisual, ...]] = {}
+    visuals: dict[str, tuple[UrdfVisual, ...]] = {}
     for link in root.findall("link"):
         read = [_read(visual, colors) for visual in link.findall("visual")]
-        found[clean_name(link.get("name", ""))] = tuple(visual for visual in read if visual is not None)
-    return found
+        visuals[clean_name(link.get("name", ""))] = tuple(visual for visual in read if visual is not None)
+    return visuals
 
 
 def _colors(root: Element) -> dict[str, tuple[float, ...]]:
