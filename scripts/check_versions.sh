@@ -24,6 +24,7 @@ grep -E '^[a-z]' "$root/configs/constraints.txt" | grep -vE "^(torch|numpy)==" >
 "$VENV/bin/python" -m pip install -q --disable-pip-version-check --no-deps -r "$pins"
 "$VENV/bin/python" -m pip install -q --disable-pip-version-check "${requirements[@]}"
 rm "$pins"
+"$VENV/bin/python" -m pip install -q --disable-pip-version-check --no-deps "$root"  # its version is looked up among installed packages
 export PATH="$VENV/bin:$PATH" PYTHONPATH="$root" OMP_NUM_THREADS=1  # the checkout is tested
 python - <<'P'
 import sys, numpy, torch

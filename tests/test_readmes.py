@@ -64,7 +64,7 @@ for readme in json.load(sys.stdin):
     source, sink = os.pipe()
     if os.fork() == 0:
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated", DeprecationWarning)  # of PyTorch's own forward derivatives
+        warnings.filterwarnings("ignore", "`torch.jit.script` is deprecated")  # of PyTorch's own forward derivatives
         with open(sink, "w") as file:
             json.dump(list(run(*readme)), file)
         os._exit(0)

@@ -21,7 +21,7 @@ from torchdojo.geometry.polytopes import eroded, polytope_of
 from torchdojo.gradients.request import Request, StepInputs
 from torchdojo.native import loader
 
-optimize = pytest.importorskip("scipy.optimize")
+scipy, optimize = pytest.importorskip("scipy"), pytest.importorskip("scipy.optimize")
 
 FLOOR = td.Box((2.0, 2.0, 0.2), position=(0.0, 0.0, -0.1))
 BOX = td.Box((0.1, 0.08, 0.06))
@@ -106,6 +106,7 @@ def distance_of(a: Tensor, b: Tensor) -> float:
     return float(np.linalg.norm(mix[: len(a)] @ a.numpy() / mix[: len(a)].sum() - mix[len(a) :] @ b.numpy() / mix[len(a) :].sum()))
 
 
+@pytest.mark.skipif(scipy.__version__.startswith("1.15"), reason="solutions of scipy.optimize.nnls are wrong in SciPy 1.15")
 def test_least_near_term_is_the_distance() -> None:
     generator = torch.Generator().manual_seed(0)
     for _ in range(60):

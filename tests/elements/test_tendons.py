@@ -35,6 +35,8 @@ def arm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("states", [8, pytest.param(60, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("text", [ARM, HUNG], ids=["arm", "hung"])
 def test_paths_are_mujocos(text: str, states: int, tmp_path: Path) -> None:
+    if text is ARM and mujoco.__version__.startswith("3."):
+        pytest.skip("MuJoCo 3 takes one path around a cylinder by the longer way, MuJoCo 4 does not")
     path = tmp_path / "model.xml"
     path.write_text(text)
     mech, robot = load_mjcf(path, contacts=None, tendons=True), read_mjcf(path)

@@ -46,14 +46,16 @@ def test_gap_is_the_distance_of_the_farthest_vertex(count: int) -> None:
 
 
 def test_distances_are_those_of_the_nearest_convex_combination() -> None:
-    from scipy.optimize import nnls
+    from scipy.optimize import lsq_linear
 
     rng = np.random.default_rng(1)
     for rank in (1, 2, 3):
         corners = rng.standard_normal((6, rank)) @ rng.standard_normal((rank, 3)) + rng.standard_normal(3)
         points = 2 * rng.standard_normal((20, 3))
         # weights >= 0 that sum to one, by a heavy row: an error of 1e-7
-        expected = [nnls(np.vstack((corners.T, np.full(6, 1e4))), np.append(point, 1e4))[1] for point in points]
+        rows = np.vstack((corners.T, np.full(6, 1e4)))
+        mixes = [lsq_linear(rows, np.append(point, 1e4), (0, np.inf), method="bvls", tol=1e-15).x for point in points]
+        expected = [np.linalg.norm(mix @ corners - point) for mix, point in zip(mixes, points, strict=True)]
         np.testing.assert_allclose(distances_to_hull(points, corners), expected, atol=1e-6)
 
 

@@ -13,6 +13,7 @@ environment gives and takes; noise, delays and kicks of training are no part of 
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import io
@@ -21,7 +22,7 @@ import logging
 import re
 import tempfile
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,18 +159,25 @@ def _difference(actions: Tensor, others: Tensor) -> float:
     return float((others.double() - actions.double()).abs().max())
 
 
+@contextlib.contextmanager
+def _deprecated() -> Iterator[None]:
+    """TorchScript is deprecated in PyTorch, but robots' computers read it. From PyTorch 2.14 on, the warnings are `FutureWarning`s."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.filterwarnings("ignore", r"`torch\.jit\.", FutureWarning)
+        yield
+
+
 def _torchscript(network: nn.Module, obs: Tensor) -> bytes:
     file = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # TorchScript is deprecated in PyTorch, and what robots' computers read
+    with _deprecated():
         traced: Any = torch.jit.freeze(torch.jit.trace(network, obs[:1], check_trace=False))
         torch.jit.save(traced, file)
     return file.getvalue()
 
 
 def _run_torchscript(content: bytes, obs: Tensor) -> Tensor:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+    with _deprecated():
         action: Tensor = torch.jit.load(io.BytesIO(content))(obs)
     return action
 

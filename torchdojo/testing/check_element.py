@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import pickle
 from collections.abc import Mapping
 from typing import Any, NamedTuple, cast
@@ -52,7 +53,8 @@ class ElementReport(NamedTuple):
     coordinates: of joints with coordinates, `displace` against `coordinates` and `constraint` [m, rad].
     momentum: linear and angular impulse that the element exerts on all its bodies together, the world included, relative to its impulses.
         Contacts with the world only push on their body, and are left out.
-    batch: next states of several environments together and one by one. vmap: the same, with a value of every parameter per environment.
+    batch: next states of several environments together and one by one.
+    vmap: the same, with a value of every parameter per environment.
     copies: next states of copies and of unpickled mechanisms; they are the same to the last bit.
     float32: next state in single precision, at a larger kappa, against that in double precision.
     gradients: with respect to the state, the input and the element's own parameters, along random directions, against differences.
@@ -99,7 +101,8 @@ def check_element(
         except Exception as error:
             raise AssertionError(f"check_element: {name}: got {type(error).__name__}: {error}; allowed: no error") from error
         if check is not None and not check.value <= check.allowed:
-            text = " ".join((ElementReport.__doc__ or "").partition(f"    {name}: ")[2].partition(".")[0].split())
+            meaning = inspect.getdoc(ElementReport) or ""  # from Python 3.13 on, __doc__ has no indentation
+            text = " ".join(meaning.partition(f"\n{name}: ")[2].partition(".")[0].split())
             raise AssertionError(
                 f"check_element: {name}: got {check.value:.3g}; allowed: {check.allowed:.3g} for {type(element).__name__} ({text})"
             )
