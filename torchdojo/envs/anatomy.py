@@ -386,10 +386,8 @@ def _misses(stand: _Stand, angles: Tensor) -> tuple[Tensor, Tensor]:
         gaps.append(torch.cat((off, axis[..., :1] if len(pitching) > 2 else torch.zeros_like(off[..., :1])), -1))
         knees.append(torch.zeros_like(off[..., 0]))
         if len(pitching) > 1:
-            shank, anchor = (
-                bones.bodies.index(str(joints[pitching[1]].body_names[-1])),
-                joints[pitching[1]].child_anchor.detach().reshape(-1, 3)[0],
-            )
+            joint = joints[pitching[1]]
+            shank, anchor = bones.bodies.index(str(joint.body_names[-1])), joint.child_anchor.detach().reshape(-1, 3)[0]
             knee = pose.x[..., shank, :] + quat.rotate(pose.q[..., shank, :], anchor.expand(*off.shape[:-1], 3)) - pose.x[..., 0, :]
             knees[-1] = (knee[..., 0] - hips[k, 0]) / lengths[k]
     return torch.stack(gaps, -2), torch.stack(knees, -1)

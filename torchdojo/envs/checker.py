@@ -175,8 +175,10 @@ class _Runner:
                 keep(_Result(f"the reset after step {t}", answer[0], None, None, None, answer[1], nobody), nobody, ended)
                 if judge:
                     self._check_untouched(results[-2].obs, results[-1].obs, ended, t)
-        for ours, then in zip(returned, results, strict=True) if judge else ():
-            _require(_same(ours[1:6], then[1:6], 0.0), f"what {ours.call} returned", "other numbers after later calls", "arrays of its own")
+        for result, copied in zip(returned, results, strict=True) if judge else ():
+            _require(
+                _same(result[1:6], copied[1:6], 0.0), f"what {result.call} returned", "other numbers after later calls", "arrays of its own"
+            )
         return results
 
     def _judge(self, result: _Result, waiting: NDArray[np.bool_], chosen: NDArray[np.bool_] | None) -> None:

@@ -172,21 +172,21 @@ def polytope_of(shape: Shape, radius: float | None = None) -> Polytope:
         raise ValueError(f"near contacts: got radius={radius!r}; allowed: positive lengths [m]")
     if isinstance(shape, Box):
         size = shape.size.detach()
-        edge = _rounding_of(shape, float(size.min()), radius)
-        points = Box(size - 2 * edge).contact_points()[0]
+        edge_radius = _rounding_of(shape, float(size.min()), radius)
+        points = Box(size - 2 * edge_radius).contact_points()[0]
     elif isinstance(shape, Cylinder):
-        edge = _rounding_of(shape, min(2 * float(shape.radius), float(shape.length)), radius)
+        edge_radius = _rounding_of(shape, min(2 * float(shape.radius), float(shape.length)), radius)
         turn = 2 * torch.pi * torch.arange(SIDES, dtype=torch.float64) / SIDES
-        ring = (float(shape.radius) - edge) * torch.stack((turn.cos(), turn.sin()), -1)
-        half_length = 0.5 * float(shape.length) - edge
+        ring = (float(shape.radius) - edge_radius) * torch.stack((turn.cos(), turn.sin()), -1)
+        half_length = 0.5 * float(shape.length) - edge_radius
         points = torch.cat([torch.cat((ring, torch.full((SIDES, 1), z, dtype=torch.float64)), -1) for z in (-half_length, half_length)])
     elif isinstance(shape, Hull | Mesh):
         corners = shape.vertices.detach().numpy()
-        edge = rounding(float(np.ptp(corners, axis=0).min())) if radius is None else radius
-        points = torch.as_tensor(eroded(corners, edge))
+        edge_radius = rounding(float(np.ptp(corners, axis=0).min())) if radius is None else radius
+        points = torch.as_tensor(eroded(corners, edge_radius))
     else:
         raise ValueError(f"near contacts: got {type(shape).__name__}; allowed: Sphere, Capsule, Box, Cylinder, Hull, Mesh (as its hull)")
-    return Polytope.of_points((position + rotate(orientation, points)).numpy(), edge)
+    return Polytope.of_points((position + rotate(orientation, points)).numpy(), edge_radius)
 
 
 def eroded(points: Array, depth: float) -> Array:
@@ -215,14 +215,15 @@ def eroded(points: Array, depth: float) -> Array:
 
 def _rounding_of(shape: Shape, extent: float, radius: float | None) -> float:
     """The radius of a shape's edges [m], for which its smallest extent [m] has to be wide enough."""
-    edge = rounding(extent) if radius is None else radius
-    if 2 * edge >= extent:
+    edge_radius = rounding(extent) if radius is None else radius
+    if 2 * edge_radius >= extent:
         kind = type(shape).__name__
         raise ValueError(
-            f"near contacts: got a {kind} of {extent:g} m at its thinnest, and edges of {edge:g} m; allowed: more than {2 * edge:g} m; "
+            f"near contacts: got a {kind} of {extent:g} m at its thinnest, and edges of {edge_radius:g} m; "
+            f"allowed: more than {2 * edge_radius:g} m; "
             "give a smaller radius="
         )
-    return edge
+    return edge_radius
 
 
 def rounding(extent: float) -> float:

@@ -305,11 +305,11 @@ class _Search:
         """Keep iterates that are better than those kept: later in the schedule, then of less violation, then of less cost."""
         tolerance = self.options.tolerance
         cost, violation, gap = self.best
-        best, then = (torch.maximum(a, b)[rows] for a, b in ((self.violation, self.gap), (violation, gap)))
+        worst, kept_worst = (torch.maximum(a, b)[rows] for a, b in ((self.violation, self.gap), (violation, gap)))
         ends = torch.tensor([len(schedule) - 1 for schedule in self.schedules])[rows]
         level = torch.minimum(self.level[rows], ends)
-        met, was_met = best <= tolerance, then <= tolerance
-        better = torch.where(met & was_met, self.cost[rows] < cost[rows], best < then)
+        met, was_met = worst <= tolerance, kept_worst <= tolerance
+        better = torch.where(met & was_met, self.cost[rows] < cost[rows], worst < kept_worst)
         better = (level > self.best_level[rows]) | ((level == self.best_level[rows]) & better)
         rows = rows[better & torch.isfinite(self.merit[rows])]
         self.best_nodes = Nodes(*(_replaced(old, rows, new[rows]) for old, new in zip(self.best_nodes, self.nodes, strict=True)))

@@ -21,9 +21,9 @@ class _Frame(Kind):
     def frames(self, sensors: Sequence[Sensor], at: Reading) -> tuple[Frames, Frames | None]:
         """The frames of the sensors, and those that they refer to; None where none refers to any."""
         sites = at.frames([sensor.site for sensor in sensors])
-        return sites, at.frames([sensor.reference for sensor in sensors]) if any(
-            sensor.reference is not None for sensor in sensors
-        ) else None
+        if all(sensor.reference is None for sensor in sensors):
+            return sites, None
+        return sites, at.frames([sensor.reference for sensor in sensors])
 
 
 class FramePosition(_Frame):
