@@ -170,3 +170,40 @@ def test_failures_stay_alone() -> None:
     same(values(ours), values(theirs))
     for one, reference in zip(mine[1:], other[1:], strict=True):
         torch.testing.assert_close(one, reference, rtol=1e-9, atol=1e-9)
+
+
+def test_hinges_between_bodies_that_turn_fast() -> None:
+    """The kernel takes the rate of a hinge from the turns of both bodies, without the poses one step before."""
+    frame = {
+        "axis": (0.3, 1.0, -0.2),
+        "orientation_offset": (0.8, 0.0, 0.6, 0.0),
+        "parent_anchor": (0, 0, -0.2),
+        "child_anchor": (0, 0.05, 0.2),
+    }
+    bodies = {name: td.Body(0.5, (0.02, 0.03, 0.01)) for name in ("a", "b", "c")}
+    joints = {"base": td.Floating(None, "a"), "one": td.Revolute("a", "b", **frame), "two": td.Revolute("b", "c", **frame)}
+    mech = td.Mechanism(bodies, joints, timestep=0.01)
+    numbers = {"gain_numbers": (0.0, 0.0, 0.0), "bias_numbers": (0.0, 2.0, 0.7)}
+    mech.drives = td.Drives(mech, {name: td.Drive(joint=name, **numbers) for name in ("one", "two")})
+    torch.manual_seed(2)
+    n = mech.num_coordinates
+    z = mech.to_maximal(torch.randn(20, n).double(), 10.0 * torch.randn(20, n).double())
+    z[..., 10:13] += 0.3  # spins that no joint allows
+    none = torch.zeros(20, 2).double()
+    force, lowered = mech.drives.step(z, none, none[:, :0]).force, mech.drives._lowered
+    mech.drives._lowered = None
+    torch.testing.assert_close(force, mech.drives.step(z, none, none[:, :0]).force, rtol=1e-11, atol=1e-11)
+    assert lowered is not None and force.abs().min() > 0
+
+
+def test_environments_that_wait_for_each_other_move_as_those_alone() -> None:
+    mech = td.envs.MuscleArm(num_envs=1).mech
+    torch.manual_seed(4)
+    q, qd = torch.rand(21, 2).double() + 0.2, torch.randn(21, 2).double()
+    z, ctrl, act = mech.to_maximal(q, qd), torch.rand(21, 6, 4).double(), torch.rand(21, 4).double()
+    out = mech.drives.rollout(z, ctrl, act)
+    assert len(out.path.iterations[:, 1:].unique()) > 1, "lanes lose step only where iterations differ"
+    for n in range(21):
+        alone = mech.drives.rollout(z[n], ctrl[n], act[n])
+        torch.testing.assert_close(out.path.z[n], alone.path.z, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(out.act[n], alone.act, rtol=1e-12, atol=1e-12)

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "base/math.hpp"
 #include "torchdojo_tables.hpp"
@@ -35,12 +36,26 @@ TD_INLINE T above(const T &x) {
     return max(x, broadcast<T>(smallest));
 }
 
+// Numbers of a drive as scalars T: those of each lane, or, of type double, those that all lanes share, which take an eighth of the cache.
+// All functions below are inlined, so that what is not asked for, such as slopes in the forward pass, is not computed.
+template <class T, class N>
+struct Numbers {
+    const N *first;
+    TD_INLINE T operator[](int k) const {
+        if constexpr (std::is_same_v<N, T>) return first[k];
+        else return broadcast<T>(first[k]);
+    }
+    TD_INLINE Numbers from(int k) const { return {first + k}; }
+    TD_INLINE Vec3<T> vector(int k) const { return {(*this)[k], (*this)[k + 1], (*this)[k + 2]}; }
+    TD_INLINE Range<T> range(int k) const { return {(*this)[k], (*this)[k + 1]}; }
+};
+
 // ȧ of a muscle, by its control and its activation. numbers: time constants of activation and deactivation, width of the switch.
-template <class T>
-Slopes<T> muscle_rate(const T &control, const T &act, const T *numbers) {
+template <class T, class N>
+TD_INLINE Slopes<T> muscle_rate(const T &control, const T &act, const Numbers<T, N> &numbers) {
     const Range<T> range = unit<T>();
     const T scale = 0.5 + 1.5 * range.clip(act), by_act = 1.5 * range.inside(act), by_control = range.inside(control);
-    const T excess = range.clip(control) - act, &width = numbers[2];
+    const T excess = range.clip(control) - act, width = numbers[2];
     const T rise = numbers[0] * scale, inverse_scale = inverse_of(scale), fall = numbers[1] * inverse_scale;
     const T rise_by = numbers[0] * by_act, fall_by = -fall * inverse_scale * by_act;
     const Mask<T> hard = width<broadcast<T>(smallest), up = excess> T{};
@@ -58,8 +73,8 @@ Slopes<T> muscle_rate(const T &control, const T &act, const T *numbers) {
 }
 
 // The activation one step later, by the control and the activation, before it is clipped.
-template <class T>
-Slopes<T> advance(int kind, const T &control, const T &act, const T *numbers, const T &h) {
+template <class T, class N>
+TD_INLINE Slopes<T> advance(int kind, const T &control, const T &act, const Numbers<T, N> &numbers, const T &h) {
     const auto follow = [&](const T &share) { return Slopes<T>{act + share * (control - act), share, 1.0 - share}; };
     switch (kind) {
         case drive_dynamics::integrator: return {act + h * control, h, broadcast<T>(1.0)};
@@ -74,8 +89,8 @@ Slopes<T> advance(int kind, const T &control, const T &act, const T *numbers, co
 }
 
 // Active force of a muscle per activation, by length and velocity. numbers: `muscle_gain`.
-template <class T>
-Slopes<T> muscle_gain_of(const T &length, const T &velocity, const T *p) {
+template <class T, class N>
+TD_INLINE Slopes<T> muscle_gain_of(const T &length, const T &velocity, const Numbers<T, N> &p) {
     using namespace muscle_gain;
     const T n = p[low] + (length - p[shortest]) * p[per_length], speed = velocity * p[per_speed];
     const T slow = max(speed + 1.0, T{}), yielding = max(p[fvmax] - 1.0 - speed, T{});
@@ -96,8 +111,8 @@ Slopes<T> muscle_gain_of(const T &length, const T &velocity, const T *p) {
 }
 
 // Passive force of a muscle, by its length. numbers: `muscle_bias`.
-template <class T>
-Slopes<T> muscle_bias_of(const T &length, const T *p) {
+template <class T, class N>
+TD_INLINE Slopes<T> muscle_bias_of(const T &length, const Numbers<T, N> &p) {
     using namespace muscle_bias;
     const T n = p[low] + (length - p[shortest]) * p[per_length], x = max(n - 1.0, T{}) * p[per_width];
     const Mask<T> bends = n <= p[right_bend];
@@ -106,8 +121,8 @@ Slopes<T> muscle_bias_of(const T &length, const T *p) {
     return {-(p[peak] * curve), -(p[peak] * slope * p[per_length]), T{}};
 }
 
-template <class T>
-TD_INLINE Slopes<T> affine(const T &length, const T &velocity, const T *numbers) {
+template <class T, class N>
+TD_INLINE Slopes<T> affine(const T &length, const T &velocity, const Numbers<T, N> &numbers) {
     return {numbers[0] + numbers[1] * length + numbers[2] * velocity, numbers[1], numbers[2]};
 }
 

@@ -45,25 +45,38 @@ public:
     // For a call of the kernel. shared: the parameters of all environments, or null.
     void begin(const TdDrives &drives, const double *shared) {
         d = &drives, common = shared;
-        rates = std::any_of(rows_begin(), rows_end(), [](const rows::Drive &row) { return row.target == drive_target::joint; });
+        needs.assign(m.num_bodies, 0);
+        const auto need = [&](int body, uint8_t what) {
+            if (body < m.num_bodies) needs[body] |= what;
+        };
+        for (const rows::Drive *row = rows_begin(); row != rows_end(); ++row) {
+            if (row->target == drive_target::site) {
+                need(row->body, frame);
+            } else if (row->target == drive_target::tendon) {
+                const TendonTable &tendon = m.tendons[row->tendon];
+                for (int k = 0; k < tendon.num_bodies; ++k) need(m.tendon_bodies[tendon.first_body + k], frame);
+            } else {
+                const JointTable &joint = m.joints[row->joint];
+                need(joint.parent, hinge(joint) ? turns : moves), need(joint.child, hinge(joint) ? turns : moves);
+            }
+        }
         ctrl.resize(drives.drives), act.resize(drives.activations), next.resize(drives.activations), force.resize(drives.drives);
-        numbers.resize(size_t(drives.drives) * drive_number::size);
+        if (drives.stride) numbers.resize(size_t(drives.drives) * drive_number::size);
         for (int k = 0; shared && k < m.num_parameters; ++k) parameters[k] = broadcast<T>(shared[k]);
-        for (size_t k = 0; !drives.stride && k < numbers.size(); ++k) numbers[k] = broadcast<T>(drives.values[k]);
     }
 
     // Inputs, wrenches (with those `given`, null: zero) and activations after the step, one row per lane; forces where they are wanted.
     void step(const DrivenLanes<T> &at, const double *const *given, double *inputs, double *wrenches, double *moved,
               double *const *forces) {
-        load(at);
+        load<false>(at);
         std::fill(u.begin(), u.end(), T{}), std::fill(wrench.begin(), wrench.end(), T{});
         next = act;
-        each([&](const rows::Drive &row, const T *p, const Law &law) {
+        each([&](const rows::Drive &row, const auto &p, const Law &law) {
             force[row.number] = law.force;
             if (row.activation >= 0) next[row.activation] = law.clipped;
             if (row.target == drive_target::site) {
                 add3(&wrench[6 * row.body], law.force * law.pull),
-                    add3(&wrench[6 * row.body + 3], law.force * load3(p + drive_number::turn));
+                    add3(&wrench[6 * row.body + 3], law.force * p.vector(drive_number::turn));
             } else {
                 u[row.input] += p[drive_number::gear] * law.force;
             }
@@ -87,7 +100,7 @@ public:
     // `by_act` (a row per lane) goes from the gradient by the activations after the step to that by those before.
     void adjoint(const DrivenLanes<T> &at, const double *grad_inputs, const double *grad_wrenches, const double *const *grad_forces,
                  double *by_act, double *const *grad_ctrl, double *grad_z) {
-        load(at);
+        load<true>(at);
         std::fill(gradients.begin(), gradients.end(), StateGradient<T>{});
         const int nf = 6 * m.num_bodies;
         gather(u, grad_inputs, m.num_inputs);
@@ -96,9 +109,9 @@ public:
         for (int64_t k = 0; k < d->drives; ++k)
             for (int lane = 0; lane < lanes<T>; ++lane) set(force[k], lane, grad_forces[lane] ? grad_forces[lane][k] : 0.0);
         T by_q[6] = {}, by_qd[6] = {};
-        each([&](const rows::Drive &row, const T *p, const Law &law) {
-            const Vec3<T> turn = load3(p + drive_number::turn), push = load3(p + drive_number::push);
-            const T &gear = p[drive_number::gear];
+        each([&](const rows::Drive &row, const auto &p, const Law &law) {
+            const Vec3<T> turn = p.vector(drive_number::turn), push = p.vector(drive_number::push);
+            const T gear = p[drive_number::gear];
             const bool site = row.target == drive_target::site;
             T by_force = force[row.number];
             if (site) {
@@ -130,7 +143,10 @@ public:
                 std::fill_n(by_q, 6, T{}), std::fill_n(by_qd, 6, T{});
             }
         });
-        for (int i = 0; i < m.num_bodies; ++i) bodies[i].store(gradients[i], &z[state_size * i]);
+        for (int i = 0; i < m.num_bodies; ++i) {
+            if (needs[i]) bodies[i].store(gradients[i], &z[state_size * i]);
+            else std::fill_n(&z[state_size * i], state_size, T{});
+        }
         const int nz = state_size * m.num_bodies;
         for (int lane = 0; lane < lanes<T>; ++lane) {
             if (!at.active[lane] || !get_mask(good, lane)) continue;
@@ -142,7 +158,8 @@ public:
 
 private:
     using Slopes = drive_laws::Slopes<T>;
-    using Range = drive_laws::Range<T>;
+    // What drives need of a body: its attitude and turn in the step before, its frame, or also that one step before.
+    enum Need : uint8_t { turns = 1, frame = 2, moves = 4 };
     // A drive at a state: gain, bias, what the gain is multiplied with, and the force; 1 where it is not clipped; the pull of a site, whose
     // torque is in body axes. Where there is an activation: the next one, and 1 where that is not clipped. 1 where the control is not.
     struct Law {
@@ -155,10 +172,11 @@ private:
     const double *common = nullptr;
     std::vector<MovingBody<T>> bodies;  // the world is the last
     std::vector<StateGradient<T>> gradients;
-    std::vector<T> z, parameters, u, wrench, ctrl, act, next, force, numbers;
+    std::vector<T> z, parameters, u, wrench, ctrl, act, next, force;
+    std::vector<T> numbers;  // of the drives, where environments have their own
     Pull<T> pulls[most_tendon_bodies] = {};  // of the tendon that was measured last
     Mask<T> good{};  // lanes whose controls and activations are all finite
-    bool rates = false;  // whether some drive acts on a joint
+    std::vector<uint8_t> needs;  // per body
 
     const rows::Drive *rows_begin() const { return reinterpret_cast<const rows::Drive *>(d->table); }
     const rows::Drive *rows_end() const { return rows_begin() + d->drives; }
@@ -169,6 +187,10 @@ private:
         interleave(from, size_t(count), to.data());
     }
 
+    static bool hinge(const JointTable &joint) { return joint.free_t() == 0 && joint.free_r() == 1; }
+
+    // derived: for derivatives, too.
+    template <bool derived>
     void load(const DrivenLanes<T> &at) {
         interleave(at.z, z.size(), z.data()), interleave(at.ctrl, ctrl.size(), ctrl.data()), interleave(at.act, act.size(), act.data());
         if (!common) interleave(at.parameters, parameters.size(), parameters.data());
@@ -182,9 +204,15 @@ private:
         for (const T &x : act) gaps += x - x;
         good = gaps == T{};
         for (int i = 0; i < m.num_bodies; ++i) {
-            const T *own = &z[state_size * i];
-            if (rates) bodies[i].load(own, parameters[parameter::timestep]);
-            else bodies[i].load_pose(own), bodies[i].v = load3(own + 3);
+            const T *own = &z[state_size * i], &h = parameters[parameter::timestep];
+            if (!needs[i]) continue;
+            if (needs[i] & moves || (derived && needs[i] & turns)) {
+                bodies[i].load(own, h);
+                continue;
+            }
+            if (needs[i] & frame) bodies[i].load_pose(own), bodies[i].v = load3(own + 3);
+            else bodies[i].load_attitude(own);
+            if (needs[i] & turns) bodies[i].load_turn(own, h);
         }
     }
 
@@ -217,52 +245,90 @@ private:
         return by_next * law.moved.first * law.free_ctrl;
     }
 
-    // Length and velocity of what a drive acts on. at, q, q̇: the joint measured last, with its coordinates and rates.
-    void measure(const rows::Drive &row, const T *p, Law &law, int &at, T *q, T *qd, T &length, T &velocity) {
-        const T &gear = p[drive_number::gear];
+    // Coordinate and rate of a joint with one rotation, as `JointMotion` has them. With the attitudes R of the bodies and their turns
+    // (c, a) in the step before, p p⁻⁻¹ is the rotation (c_b, R_aᵀ R_b a_b) (c_a, −a_a) in the frame of the parent.
+    TD_INLINE void measure_hinge(const JointTable &joint, T &q, T &qd) const {
+        const MovingBody<T> &parent = bodies[joint.parent], &child = bodies[joint.child];
+        const T *p = parameters.data() + joint.parameters;
+        const Vec3<T> axis = load3(p + parameter::rotations + 3 * joint.held_r);
+        const Quat<T> offset = load4(p + parameter::orientation);
+        const Vec3<T> in_parent = rotate(offset, axis);
+        Vec3<T> turn = rotate(child.pose.q, child.a);
+        T cosine = child.c, along;
+        if (joint.parent == m.num_bodies) {
+            q = angle_about(conjugate(offset) * child.pose.q, axis);
+            along = dot(in_parent, turn);
+        } else {
+            q = angle_about(conjugate(parent.pose.q * offset) * child.pose.q, axis);
+            turn = rotate(conjugate(parent.pose.q), turn);
+            const Quat<T> both = Quat<T>{cosine, turn} * Quat<T>{parent.c, -parent.a};
+            cosine = both.w, turn = both.v, along = dot(in_parent, turn);
+        }
+        T scale, curvature;
+        turn_scale(cosine, dot(turn, turn), scale, curvature);
+        qd = scale * along * inverse_of(child.h);
+    }
+
+    // Length and velocity of what a drive acts on, and its pull at a site. at, q, q̇: the joint measured last, with its coordinates and
+    // rates.
+    template <class P>
+    TD_INLINE void measure(const rows::Drive &row, const P &p, Vec3<T> &pull, int &at, T *q, T *qd, T &length, T &velocity) {
+        const T gear = p[drive_number::gear];
         if (row.target == drive_target::site) {
-            law.pull = bodies[row.body].pose.R * load3(p + drive_number::push);
-            length = T{}, velocity = dot(law.pull, bodies[row.body].v) + dot(load3(p + drive_number::turn), omega(row.body));
+            pull = bodies[row.body].pose.R * p.vector(drive_number::push);
+            length = T{}, velocity = dot(pull, bodies[row.body].v) + dot(p.vector(drive_number::turn), omega(row.body));
         } else if (row.target == drive_target::tendon) {
-            const TendonPath<T> path = path_of(row.tendon);
-            length = gear * path.length(pulls);
-            T rate{};
-            for (int i = 0; i < path.places(); ++i)
-                rate += dot(pulls[i].force, bodies[path.body(i)].v) + dot(pulls[i].torque, omega(path.body(i)));
-            velocity = gear * rate;
+            measure_tendon(row.tendon, length, velocity);
+            length = gear * length, velocity = gear * velocity;
         } else {
             if (row.joint != at) {
                 at = row.joint;
                 const JointTable &joint = m.joints[at];
-                const JointMotion<T> motion(joint, parameters.data(), bodies[joint.parent], bodies[joint.child]);
-                motion.coordinates(q), motion.rates(qd);
+                if (hinge(joint)) measure_hinge(joint, q[0], qd[0]);
+                else measure_joint(joint, q, qd);
             }
             length = p[drive_number::length0] + gear * q[row.coordinate], velocity = gear * qd[row.coordinate];
+        }
+    }
+    void measure_joint(const JointTable &joint, T *q, T *qd) const {
+        const JointMotion<T> motion(joint, parameters.data(), bodies[joint.parent], bodies[joint.child]);
+        motion.coordinates(q), motion.rates(qd);
+    }
+    void measure_tendon(int tendon, T &length, T &rate) {
+        const TendonPath<T> path = path_of(tendon);
+        length = path.length(pulls), rate = T{};
+        for (int i = 0; i < path.places(); ++i) {
+            const int body = path.body(i);
+            if (body < m.num_bodies) rate += dot(pulls[i].force, bodies[body].v) + dot(pulls[i].torque, omega(body));
         }
     }
 
     // Calls f(row, numbers, law) for every drive.
     template <class F>
-    void each(F &&f) {
+    TD_INLINE void each(F &&f) {
+        if (d->stride) each_with(f, numbers.data());
+        else each_with(f, d->values);
+    }
+    template <class F, class N>
+    TD_INLINE void each_with(F &&f, const N *values) {
         using namespace drive_laws;
         T q[6] = {}, qd[6] = {};
         int at = -1;
         for (const rows::Drive *entry = rows_begin(); entry != rows_end(); ++entry) {
             const rows::Drive &row = *entry;
-            const T *p = &numbers[size_t(row.number) * drive_number::size];
-            const auto range = [&](int place) { return Range{p[place], p[place + 1]}; };
+            const Numbers<T, N> p{values + size_t(row.number) * drive_number::size};
             Law law;
             T length, velocity;
-            measure(row, p, law, at, q, qd, length, velocity);
-            const T *gain = p + drive_number::gain, *bias = p + drive_number::bias;
+            measure(row, p, law.pull, at, q, qd, length, velocity);
+            const auto gain = p.from(drive_number::gain), bias = p.from(drive_number::bias);
             law.gain = row.muscle_gain ? muscle_gain_of(length, velocity, gain) : affine(length, velocity, gain);
             law.bias = row.muscle_bias ? muscle_bias_of(length, bias) : affine(length, velocity, bias);
-            const Range controls = range(drive_number::ctrlrange), forces = range(drive_number::forcerange);
+            const auto controls = p.range(drive_number::ctrlrange), forces = p.range(drive_number::forcerange);
             const T control = controls.clip(ctrl[row.number]);
             law.free_ctrl = controls.inside(ctrl[row.number]), law.input = control;
             if (row.activation >= 0) {
-                const Range acts = range(drive_number::actrange);
-                law.moved = drive_laws::advance(row.dynamics, control, act[row.activation], p + drive_number::dynamics,
+                const auto acts = p.range(drive_number::actrange);
+                law.moved = drive_laws::advance(row.dynamics, control, act[row.activation], p.from(drive_number::dynamics),
                                                 parameters[parameter::timestep]);
                 law.clipped = acts.clip(law.moved.value), law.free_act = acts.inside(law.moved.value);
                 law.input = row.early ? law.clipped : act[row.activation];

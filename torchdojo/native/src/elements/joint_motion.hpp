@@ -69,16 +69,22 @@ struct MovingBody {
     }
     // state: the 13 numbers of the body.
     void load(const T *state, const T &timestep) {
-        load_pose(state);
-        h = timestep, v = load3(state + 3), a = (0.5 * h) * load3(state + 10);
-        c = sqrt(1.0 - dot(a, a));
+        load_pose(state), load_turn(state, timestep);
+        v = load3(state + 3);
         turn = rotation_matrix(Quat<T>{c, a});
         before.x = pose.x - h * v, before.q = pose.q * Quat<T>{c, -a}, before.R = rotation_matrix(before.q);
     }
     void load_pose(const T *state) {
+        load_attitude(state);
+        pose.x = load3(state), pose.R = rotation_matrix(pose.q);
+    }
+    TD_INLINE void load_attitude(const T *state) {
         const Quat<T> q = load4(state + 6);
         inverse_norm = 1.0 / sqrt(q.w * q.w + dot(q.v, q.v));
-        pose.x = load3(state), pose.q = {inverse_norm * q.w, inverse_norm * q.v}, pose.R = rotation_matrix(pose.q);
+        pose.q = {inverse_norm * q.w, inverse_norm * q.v};
+    }
+    TD_INLINE void load_turn(const T *state, const T &timestep) {
+        h = timestep, a = (0.5 * h) * load3(state + 10), c = sqrt(1.0 - dot(a, a));
     }
     // Adds a gradient by the pose before.
     TD_INLINE void add_before(const Vec3<T> &x, const Vec3<T> &phi, StateGradient<T> &to) const {

@@ -31,9 +31,7 @@ public:
     // Length; sets the pulls of all places.
     T length(Pull<T> *pulls) const {
         if (!tendon.spatial) return sum_of_coordinates(pulls);
-        Placed<T> placed[most_tendon_bodies];
-        for (int i = 0; i < places(); ++i) placed[i] = {poses[i]->x, poses[i]->R};
-        return along(placed, pulls);
+        return along<T>(poses, pulls);
     }
 
     // Calls add(place, x, φ) with gradients of by_length · L + g · c by the poses, for the pulls of `length`.
@@ -42,28 +40,31 @@ public:
         if (!tendon.spatial) return pull_back_sum(by_length, c, add);
         using S = Tangent<T, R>;
         Placed<S> placed[most_tendon_bodies];
+        const Placed<S> *frames[most_tendon_bodies];
         Pull<S> moved[most_tendon_bodies];
         for (int i = 0; i < places(); ++i) {
             const BodyPose<T> &pose = *poses[i];
+            frames[i] = &placed[i];
             placed[i].x = {{pose.x.x, c[i].force.x}, {pose.x.y, c[i].force.y}, {pose.x.z, c[i].force.z}};
             for (int r = 0; r < 3; ++r) {
                 const Vec3<R> by_turn = cross(pose.R.row(r), c[i].torque);
                 for (int k = 0; k < 3; ++k) placed[i].R.m[3 * r + k] = {pose.R.m[3 * r + k], by_turn[k]};
             }
         }
-        along(placed, moved);
+        along<S>(frames, moved);
         const auto slope = [](const Vec3<S> &v) { return Vec3<R>{v.x.d, v.y.d, v.z.d}; };
         for (int i = 0; i < places(); ++i)
-            add(i, by_length * pulls[i].force + slope(moved[i].force),
-                by_length * pulls[i].torque + slope(moved[i].torque) + cross(c[i].torque, pulls[i].torque));
+            if (body(i) < m.num_bodies)
+                add(i, by_length * pulls[i].force + slope(moved[i].force),
+                    by_length * pulls[i].torque + slope(moved[i].torque) + cross(c[i].torque, pulls[i].torque));
     }
 
 private:
+    // Position and attitude of a body, as a BodyPose has them.
     template <class S>
     struct Placed {
         Vec3<S> x;
         Mat3<S> R;
-        Vec3<S> point(const Vec3<T> &p) const { return x + R * p; }
     };
     const MechanismTable &m;
     const TendonTable &tendon;
@@ -72,41 +73,45 @@ private:
 
     // -- strings ---------------------------------------------------------------------------------------------------------------------
 
-    // A site of the path: its place, where it is on its body and in the world, and the force of the spans that meet there.
+    // The site at which the last span ended: its number and place (−1: none), where it is in the world, and the force of the spans there.
     template <class S>
     struct Site {
-        int32_t number = -1, place = -1;  // −1: none yet
-        Vec3<T> local;
+        int32_t number = -1, place = -1;
         Vec3<S> at, force;
     };
 
     Vec3<T> local(int32_t position) const { return load3(parameters + position); }
+    bool fixed(int place) const { return body(place) == m.num_bodies; }
 
     template <class S>
-    static Vec3<S> nothing() {
+    static TD_INLINE Vec3<S> nothing() {
         const S none = S(T{});
         return {none, none, none};
     }
-
-    // Lets the force act at the site.
     template <class S>
-    static void leave(const Placed<S> *placed, const Site<S> &site, Pull<S> *pulls) {
-        Pull<S> &pull = pulls[site.place];
-        pull.force = pull.force + site.force;
-        pull.torque = pull.torque + cross(site.local, transposed_times(placed[site.place].R, site.force));
+    static TD_INLINE Vec3<S> still(const Vec3<T> &v) {
+        return {S(v.x), S(v.y), S(v.z)};
     }
 
-    template <class S>
-    Site<S> site(const Placed<S> *placed, int32_t number, int32_t place) const {
-        Site<S> result;
-        result.number = number, result.place = place, result.local = local(number);
-        result.at = placed[place].point(result.local), result.force = nothing<S>();
-        return result;
+    // Where a point of a place is in the world, which does not move itself.
+    template <class S, class P>
+    TD_INLINE Vec3<S> point(const P *const *placed, int32_t number, int32_t place) const {
+        if (fixed(place)) return still<S>(local(number));
+        return placed[place]->x + placed[place]->R * local(number);
+    }
+
+    // Lets the force act at the site. The world takes none.
+    template <class S, class P>
+    TD_INLINE void leave(const P *const *placed, const Site<S> &site, Pull<S> *pulls) const {
+        if (site.number < 0 || fixed(site.place)) return;
+        Pull<S> &pull = pulls[site.place];
+        pull.force = pull.force + site.force;
+        pull.torque = pull.torque + cross(local(site.number), transposed_times(placed[site.place]->R, site.force));
     }
 
     // Distance and unit vector; zero between points that coincide.
     template <class S>
-    static S straight(const Vec3<S> &way, Vec3<S> &unit) {
+    static TD_INLINE S straight(const Vec3<S> &way, Vec3<S> &unit) {
         const auto v = values(way);
         const auto far = max(max(abs(v.x), abs(v.y)), abs(v.z)) >= broadcast<T>(constant::no_direction);
         const S distance = root(select(far, dot(way, way), S(broadcast<T>(1.0)))), inverse = inverse_of(distance);
@@ -115,74 +120,115 @@ private:
         return select(far, distance, none);
     }
 
-    template <class S>
-    S along(const Placed<S> *placed, Pull<S> *pulls) const {
+    template <class S, class P>
+    S along(const P *const *placed, Pull<S> *pulls) const {
         S total = S(T{});
         for (int i = 0; i < places(); ++i) pulls[i].force = pulls[i].torque = nothing<S>();
         Site<S> here;
         for (int k = 0; k < tendon.num_parts; ++k) {
             const rows::TendonPart &part = m.tendon_parts[tendon.first_part + k];
-            if (here.number != part.start || here.place != part.start_body) {
-                if (k) leave(placed, here, pulls);
-                here = site(placed, part.start, part.start_body);
+            const bool wraps = part.radius >= 0, whole = part.divisor < 0;
+            const T weight = whole ? broadcast<T>(1.0) : inverse_of(parameters[part.divisor]);
+            if (!wraps && part.start_body == part.end_body) {  // both ends move together, and nothing pulls at them
+                Vec3<T> unit;
+                const T way = straight<T>(local(part.end) - local(part.start), unit);
+                total = total + S(whole ? way : weight * way);
+                continue;
             }
-            Site<S> next = site(placed, part.end, part.end_body);
-            const S weight = part.divisor < 0 ? S(broadcast<T>(1.0)) : S(inverse_of(parameters[part.divisor]));
-            if (part.radius >= 0) {
-                wrapped(placed, part, weight, total, here, next, pulls);
+            if (here.number != part.start || here.place != part.start_body) {
+                leave(placed, here, pulls);
+                here.at = point<S>(placed, part.start, part.start_body), here.force = nothing<S>();
+                here.number = part.start, here.place = part.start_body;
+            }
+            const Vec3<S> end = point<S>(placed, part.end, part.end_body);
+            Vec3<S> force;  // at the end
+            if (wraps) {
+                wrapped(placed, part, weight, total, here, end, force, pulls);
             } else {
                 Vec3<S> unit;
-                const S way = straight(next.at - here.at, unit);
-                total = total + (part.divisor < 0 ? way : weight * way);
-                if (part.start_body != part.end_body) {
-                    if (part.divisor >= 0) unit = weight * unit;
-                    here.force = here.force - unit, next.force = unit;
-                }
+                const S way = straight<S>(end - here.at, unit);
+                total = total + (whole ? way : weight * way);
+                if (!whole) unit = weight * unit;
+                here.force = here.force - unit, force = unit;
             }
             leave(placed, here, pulls);
-            here = next;
+            here.number = part.end, here.place = part.end_body, here.at = end, here.force = force;
         }
         leave(placed, here, pulls);
         return total;
     }
 
-    // A span with a surface, lane by lane.
-    template <class S>
-    __attribute__((noinline)) void wrapped(const Placed<S> *placed, const rows::TendonPart &part, const S &weight, S &total, Site<S> &here,
-                                           Site<S> &next, Pull<S> *pulls) const {
-        const Vec3<S> &start = here.at, &end = next.at;
-        const Placed<S> &surface = placed[part.surface_body];
-        const Vec3<S> center = surface.point(local(part.center));
+    // Lanes in which the string may leave the straight way between two points, which with the side come from the center: where this way is
+    // blocked, where a side lies opposite, or where it is inside of the surface. Bounds are a little wide, since exact tests of the lanes
+    // follow.
+    Mask<T> may_wrap(const rows::TendonPart &part, const Mat3<T> &frame, const Vec3<T> &start, const Vec3<T> &end,
+                     const Vec3<T> &side) const {
+        const T radius = parameters[part.radius], square = 1.000001 * radius * radius;
+        Vec3<T> a = transposed_times(frame, start), b = transposed_times(frame, end), away = -transposed_times(frame, side);
+        Mask<T> may{};
+        if (part.side >= 0) may = dot(away, away) <= square;
+        if (part.cylinder) a.z = b.z = away.z = T{};
+        const Vec3<T> way = b - a;
+        const T share = -dot(way, a) * inverse_of(max(dot(way, way), broadcast<T>(wrapping::smallest)));
+        const Vec3<T> nearest = a + min(max(share, T{}), broadcast<T>(1.0)) * way;
+        const Mask<T> every = negate(Mask<T>{});
+        may = select_mask(dot(nearest, nearest) <= square, every, may);
+        if (part.side < 0) return may;
+        const Vec3<T> normal = cross(a, b);
+        const T size = dot(a, a) + dot(b, b) + dot(away, away), slack = -1e-9 * size * size;
+        const Mask<T> opposite = select_mask(dot(normal, cross(a, away)) >= slack, dot(normal, cross(away, b)) >= slack, Mask<T>{});
+        return select_mask(opposite, every, may);
+    }
+
+    // A span with a surface, lane by lane where the string may touch it.
+    template <class S, class P>
+    __attribute__((noinline)) void wrapped(const P *const *placed, const rows::TendonPart &part, const T &weight, S &total, Site<S> &here,
+                                           const Vec3<S> &end, Vec3<S> &force, Pull<S> *pulls) const {
+        const Vec3<S> &start = here.at, center = point<S>(placed, part.center, part.surface_body);
+        const P &surface = *placed[part.surface_body];
         const Mat3<T> axes = rotation_matrix(load4(parameters + part.turn));
         Mat3<S> frame;
         for (int i = 0; i < 3; ++i) {
             const Vec3<S> column = surface.R * axes.column(i);
             frame.m[i] = column.x, frame.m[3 + i] = column.y, frame.m[6 + i] = column.z;
         }
-        Vec3<S> side{};
-        if (part.side >= 0) side = placed[part.side_body].point(local(part.side));
+        Mat3<T> of_values;
+        for (int i = 0; i < 9; ++i) of_values.m[i] = value(frame.m[i]);
+        Vec3<S> side = center;
+        if (part.side >= 0) side = point<S>(placed, part.side, part.side_body);
+        const Mask<T> may = may_wrap(part, of_values, values(start - center), values(end - center), values(side - center));
         Vec3<S> first = end, second = start;
         S arc = S(T{});
         Mask<T> wraps{};
-        for (int lane = 0; lane < lanes<T>; ++lane) {
-            using L = decltype(lane_of(S(), 0));
-            Mat3<L> own;
-            for (int i = 0; i < 9; ++i) own.m[i] = lane_of(frame.m[i], lane);
-            const Vec3<L> beside = lanes_of(side, lane);
-            const wrapping::Wrapped<L> path =
-                wrapping::wrap<L>(lanes_of(start, lane), lanes_of(end, lane), lanes_of(center, lane), own,
-                                  get(parameters[part.radius], lane), part.cylinder, part.side < 0 ? nullptr : &beside);
-            set_mask(wraps, lane, path.wraps);
-            if (!path.wraps) continue;
-            for (int i = 0; i < 3; ++i) set_lane(first[i], lane, path.first[i]), set_lane(second[i], lane, path.second[i]);
-            set_lane(arc, lane, path.arc);
+        if (any(may)) {
+            for (int lane = 0; lane < lanes<T>; ++lane) {
+                if (!get_mask(may, lane)) continue;
+                using L = decltype(lane_of(S(), 0));
+                Mat3<L> own;
+                for (int i = 0; i < 9; ++i) own.m[i] = lane_of(frame.m[i], lane);
+                const Vec3<L> beside = lanes_of(side, lane);
+                const wrapping::Wrapped<L> path =
+                    wrapping::wrap<L>(lanes_of(start, lane), lanes_of(end, lane), lanes_of(center, lane), own,
+                                      get(parameters[part.radius], lane), part.cylinder, part.side < 0 ? nullptr : &beside);
+                set_mask(wraps, lane, path.wraps);
+                if (!path.wraps) continue;
+                for (int i = 0; i < 3; ++i) set_lane(first[i], lane, path.first[i]), set_lane(second[i], lane, path.second[i]);
+                set_lane(arc, lane, path.arc);
+            }
         }
-        // Without contact, both straight parts are the way from start to end.
+        // Without contact, both straight parts are the way from start to end, and only its ends take forces.
         Vec3<S> along, away;
-        const S way = straight(first - start, along), back = straight(end - second, away);
+        const S way = straight<S>(first - start, along);
+        if (!any(wraps)) {
+            total = total + weight * way;
+            here.force = here.force - weight * along, force = weight * along;
+            return;
+        }
+        const S back = straight<S>(end - second, away);
         total = total + weight * (way + select(wraps, arc + back, S(T{})));
-        const S held = select(wraps, weight, S(T{}));
-        here.force = here.force - weight * along, next.force = weight * away;
+        const T held = select(wraps, weight, T{});
+        here.force = here.force - weight * along, force = weight * away;
+        if (fixed(part.surface_body)) return;
         const auto touch = [&](const Vec3<S> &point, const Vec3<S> &force) {
             Pull<S> &pull = pulls[part.surface_body];
             pull.force = pull.force + force;

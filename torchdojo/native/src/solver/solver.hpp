@@ -120,7 +120,7 @@ private:
     bool may_split[lanes<T>];  // whether shorter steps may replace the step
     double fastest[lanes<T>];  // largest sine |a| of a body before the step (solver/speed.py)
     bool resting[lanes<T>]{};  // whether the last step takes no iteration
-    int iteration[lanes<T>], halvings[lanes<T>];
+    int iteration[lanes<T>], halvings[lanes<T>], waits = 0;
     T path_kappa{}, alpha{}, target{}, allowed{}, reference{}, level{};
     Mask<T> accepted{};  // lanes whose trial becomes the next point w
     Mask<T> restart{}, lifted{}, forecast{}, from_rest{};  // from_rest: lanes that begin a cold start
@@ -290,7 +290,7 @@ private:
     // at once.
     template <class Feed>
     void take_next(Feed &feed) {
-        if (any_active() && all_nearly_there()) return;
+        if (any_active() && (all_nearly_there() || lanes_wait(feed, phase, finished, waits))) return;
         expect(feed, phase, finished);
         for (int lane = 0; lane < lanes<T>; ++lane)
             if (phase[lane] == finished) take(feed, lane);
