@@ -214,29 +214,35 @@ static void load(const TdRiccati &in, int64_t problem, int64_t t, Workspace &w) 
     }
 }
 
-// Takes the value function from node t + 1 to node t, and writes the policy there. False where Quu is not positive definite.
-static bool back(const TdRiccati &in, int64_t problem, int64_t which, int64_t t, Workspace &w, Value &value) {
-    const int64_t n = in.n, m = in.m, q = n + m, T = in.steps, N = w.N, Q = w.Q;
-    const int64_t item = problem * in.regularizations + which, node = problem * T + t;
-    const double mu = in.mu[item], *BB = in.BB + node * m * q, *lx = in.lx + (node + problem) * n;
-    const double *lu = in.lu + node * m, *luu = in.luu + node * m * m;
-    double *V = value.V.data(), *v = value.v.data();
+// A node of a sweep, and where it stands among all sweeps and all nodes.
+struct Node {
+    int64_t problem, item, node, t;
+    Node(const TdRiccati &in, int64_t problem, int64_t which, int64_t t)
+        : problem(problem), item(problem * in.regularizations + which), node(problem * in.steps + t), t(t) {}
+    double *k(const TdRiccati &in) const { return in.k + (item * in.steps + t) * in.m; }
+    double *K(const TdRiccati &in) const { return in.K + (item * in.steps + t) * in.m * in.n; }
+};
+
+// Q of a node from the value function of the next one: g has (Qx, Qu), H has [xx upper, xu; ., uu], Qux is the other half, and Qr is Quu with
+// the regularization. Takes the defect into v.
+static void expand(const TdRiccati &in, const Node &at, Workspace &w, Value &value) {
+    const int64_t n = in.n, m = in.m, q = n + m, N = w.N, Q = w.Q;
+    const double mu = in.mu[at.item], *BB = in.BB + at.node * m * q, *lu = in.lu + at.node * m, *luu = in.luu + at.node * m * m;
+    const double *V = value.V.data();
     if (in.defect) {
-        const double *d = in.defect + node * n;
-        std::copy_n(v, n, value.next.data());
+        const double *d = in.defect + at.node * n;
+        std::copy_n(value.v.data(), n, value.next.data());
         for (int64_t i = 0; i < n; ++i)  // V is symmetric
             for (int64_t j = 0; j < n; ++j) value.next[j] += d[i] * V[i * N + j];
         value.v.swap(value.next);
-        v = value.v.data();
     }
     std::fill(w.VM.begin(), w.VM.end(), 0.0);
     std::fill(w.H.begin(), w.H.end(), 0.0);
     std::fill(w.g.begin(), w.g.end(), 0.0);
     multiply(w.VM.data(), Q, V, N, 1, w.AB.data(), Q, n, n, Q, false, 0);
     multiply(w.H.data(), Q, w.AB.data(), 1, Q, w.VM.data(), Q, n, q, Q, true, n);
-    multiply(w.g.data(), Q, v, n, 1, w.AB.data(), Q, n, 1, Q, false, 0);
-    // H has [xx upper, xu; ., uu]; rows of u are complete from column n on.
-    double *Quu = w.H.data() + n * Q + n;  // rows Q apart
+    multiply(w.g.data(), Q, value.v.data(), n, 1, w.AB.data(), Q, n, 1, Q, false, 0);
+    double *Quu = w.H.data() + n * Q + n;  // rows Q apart, complete from column n on
     for (int64_t i = 0; i < m; ++i) {
         w.g[n + i] += lu[i];
         for (int64_t j = 0; j < m; ++j) {
@@ -245,12 +251,17 @@ static bool back(const TdRiccati &in, int64_t problem, int64_t which, int64_t t,
         }
         for (int64_t j = 0; j < n; ++j) w.Qux[i * n + j] = w.H[j * Q + n + i];
         if (in.lux)
-            for (int64_t j = 0; j < n; ++j) w.Qux[i * n + j] += in.lux[(node * m + i) * n + j];
+            for (int64_t j = 0; j < n; ++j) w.Qux[i * n + j] += in.lux[(at.node * m + i) * n + j];
     }
-    const double *Qu = w.g.data() + n;
-    double *k = in.k + (item * T + t) * m, *K = in.K + (item * T + t) * m * n;
+}
+
+// Writes the policy of a node. False where Quu is not positive definite.
+static bool choose(const TdRiccati &in, const Node &at, Workspace &w) {
+    const int64_t n = in.n, m = in.m, q = n + m;
+    const double mu = in.mu[at.item], *BB = in.BB + at.node * m * q, *Qu = w.g.data() + n;
+    double *k = at.k(in), *K = at.K(in);
     if (in.lower) {
-        if (!w.box.minimize(w.Qr.data(), Qu, in.lower + node * m, in.upper + node * m, k, m)) return false;
+        if (!w.box.minimize(w.Qr.data(), Qu, in.lower + at.node * m, in.upper + at.node * m, k, m)) return false;
     } else {
         std::fill(w.box.held.begin(), w.box.held.end(), 0);
         if (!w.box.factorize(w.Qr.data(), m)) return false;
@@ -263,7 +274,15 @@ static bool back(const TdRiccati &in, int64_t problem, int64_t which, int64_t t,
             for (int64_t j = 0; j < n; ++j) K[i * n + j] = -(w.Qux[i * n + j] + mu * BB[i * q + j]);
     }
     solve(w.box.factor.data(), K, m, n);
-    // V and v of this node, with the Quu and Qux that are not regularized.
+    return true;
+}
+
+// V and v of a node under its policy, with the Quu and Qux that are not regularized.
+static void evaluate(const TdRiccati &in, const Node &at, Workspace &w, Value &value) {
+    const int64_t n = in.n, m = in.m, N = w.N, Q = w.Q;
+    const double *lx = in.lx + (at.node + at.problem) * n;  // a problem has one node more than steps
+    const double *Quu = w.H.data() + n * Q + n, *Qu = w.g.data() + n, *k = at.k(in), *K = at.K(in);
+    double *V = value.V.data(), *v = value.v.data();
     for (int64_t j = 0; j < n; ++j) v[j] = lx[j] + w.g[j];
     for (int64_t i = 0; i < m; ++i) {
         double s = 0.0;
@@ -288,6 +307,13 @@ static bool back(const TdRiccati &in, int64_t problem, int64_t which, int64_t t,
     multiply(V, N, w.S.data(), 1, N, w.Kp.data(), N, m, n, N, true, n);
     for (int64_t i = 0; i < n; ++i)
         for (int64_t j = 0; j < i; ++j) V[i * N + j] = V[j * N + i];
+}
+
+// Takes the value function from node t + 1 to node t, and writes the policy there. False where Quu is not positive definite.
+static bool back(const TdRiccati &in, const Node &at, Workspace &w, Value &value) {
+    expand(in, at, w, value);
+    if (!choose(in, at, w)) return false;
+    evaluate(in, at, w, value);
     return true;
 }
 
@@ -341,7 +367,7 @@ static void sweep(const TdRiccati &in, int64_t problem, int64_t first, int64_t c
     }
     for (int64_t t = T - 1; t >= 0; --t) {
         load(in, problem, t, w);
-        for (int64_t c = 0; c < count; ++c) values[c].ok = values[c].ok && back(in, problem, first + c, t, w, values[c]);
+        for (int64_t c = 0; c < count; ++c) values[c].ok = values[c].ok && back(in, Node(in, problem, first + c, t), w, values[c]);
     }
     for (int64_t c = 0; c < count; ++c) {
         const int64_t item = problem * in.regularizations + first + c;
