@@ -5,8 +5,9 @@
 //     δλ + (h·damping ∂r̂ + armature ∂ċ⁺ + k ∂ċ⁺ + Σ (γ/s) ∂c⁺) δw = remaining error of the cones' products.
 //
 // c⁺ is the coordinate at the next configuration, and ċ⁺ = (c⁺ − c)/h. For rotations, ċ⁺ is the rotation vector of p⁺ p⁻¹ over h. Dampers
-// see the backward difference r̂, or in joints with several rotations the velocity along the direction, which is linear in w. The condensed pairs have k = 1/(c + σ_p/p + σ_q/q) and γ/s (joint_cone.hpp). Limits on components of a
-// rotation vector act in other directions than inputs; their rows stand behind the others.
+// see the backward difference r̂, or in joints with several rotations the velocity along the direction, which is linear in w. The condensed
+// pairs have k = 1/(c + σ_p/p + σ_q/q) and γ/s (joint_cone.hpp). Limits on components of a rotation vector act in other directions than
+// inputs; their rows stand behind the others.
 #pragma once
 
 #include "solver/problem.hpp"
@@ -119,65 +120,50 @@ void prepare_limits(Problem<T> &problem, const JointTable &joint, const JointDat
     }
 }
 
-// Numbers that stay the same during the step.
+// Rates of the armature in the step that led to the current configuration, from the turn of the bodies or from their poses before.
 template <class T>
-void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, FreeData<T> &free) {
+void prepare_armature(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, FreeData<T> &free) {
+    const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+    const bool by_turns = problem.by_turns() && !joint.free_t();
+    Vec3<T> change;
+    if (by_turns) {
+        const Quat<T> turn = child.arrival * conjugate(parent.arrival);
+        free.incoming_turn = rotation_vector(turn);
+    } else {
+        const auto before = [&](int body) {
+            const T *state = &problem.z[state_size * body];
+            const bool known = body == problem.mechanism.num_bodies || !problem.by_turns();
+            const BodyData<T> &own = problem.bodies[body];
+            return known ? own.incoming : pose_before(own.pose, problem.timestep(), load3(state + 3), load3(state + 10));
+        };
+        free.incoming = problem.relative(joint, before(joint.parent), before(joint.child), data.offset_quaternion);
+        if (joint.free_t()) change = problem.displacement(joint, data, data.now) - problem.displacement(joint, data, free.incoming);
+        if (joint.free_r()) free.incoming_turn = rotation_vector(data.now.p * conjugate(free.incoming.p));
+    }
+    for (int i = 0; i < joint.free(); ++i) {
+        bool translation;
+        const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
+        const Vec3<T> along = by_turns ? parent.pose.R * (data.offset * f) : f;
+        free.incoming_rate[i] = problem.inverse_timestep * dot(along, translation ? change : free.incoming_turn.theta);
+    }
+}
+
+// Effective masses of the directions, which scale the smoothed projection (coordinate_mass in joint_cones.py): 1/(J M⁻¹ Jᵀ), damper, armature
+// and drives.
+template <class T>
+void prepare_masses(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, FreeData<T> &free) {
     const T h = problem.timestep();
     const T *p = &problem.parameters[joint.parameters];
-    if (joint.limited_r && joint.free_r() == 1) free.angle = angle_about(data.now.p, load3(p + parameter::rotations + 6));
-    if (joint.extra) {
-        const RotationVector<T> angle = rotation_vector(data.now.p);
-        for (int j = 0; j < joint.free_r(); ++j) {
-            const Vec3<T> torque = right_jacobian_inverse(angle, load3(p + parameter::rotations + 3 * (joint.held_r + j)));
-            const Vec3<T> in_parent = data.offset * torque;
-            free.limit_parent[j] = -in_parent;
-            free.limit_child[j] = transposed_times(problem.bodies[joint.child].pose.R, problem.bodies[joint.parent].pose.R * in_parent);
-        }
-        free.now = angle;
-    }
-    if (joint.has_rate_cones && joint.free_r() == 3) {
-        const Mat3<T> relative = rotation_matrix(data.now.p);
-        for (int i = 0; i < 3; ++i) free.own_axis[i] = relative.column(i);
-    }
-    if (joint.armature >= 0) {
-        // The rate of the armature in the step that led here, from the turn or from the poses before.
-        const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
-        const bool by_turns = problem.by_turns() && !joint.free_t();
-        Vec3<T> change;
-        if (by_turns) {
-            const Quat<T> turn = child.arrival * conjugate(parent.arrival);
-            free.incoming_turn = rotation_vector(turn);
-        } else {
-            const auto before = [&](int body) {
-                const T *state = &problem.z[state_size * body];
-                const bool known = body == problem.mechanism.num_bodies || !problem.by_turns();
-                const BodyData<T> &own = problem.bodies[body];
-                return known ? own.incoming : pose_before(own.pose, h, load3(state + 3), load3(state + 10));
-            };
-            free.incoming = problem.relative(joint, before(joint.parent), before(joint.child), data.offset_quaternion);
-            if (joint.free_t()) change = problem.displacement(joint, data, data.now) - problem.displacement(joint, data, free.incoming);
-            if (joint.free_r()) free.incoming_turn = rotation_vector(data.now.p * conjugate(free.incoming.p));
-        }
-        for (int i = 0; i < joint.free(); ++i) {
-            bool translation;
-            const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
-            const Vec3<T> along = by_turns ? parent.pose.R * (data.offset * f) : f;
-            free.incoming_rate[i] = problem.inverse_timestep * dot(along, translation ? change : free.incoming_turn.theta);
-        }
-    }
-    prepare_limits(problem, joint, data, free);
-    // 1/(J M⁻¹ Jᵀ), damper and armature of every direction: scales of the smoothed projection (coordinate_mass in joint_cones.py).
-    if (!joint.num_cones || !problem.solves) return;
     const bool world = joint.parent == problem.mechanism.num_bodies;
+    const int n = joint.free();
     auto mobility = [&](int body, bool moves, const Vec3<T> &force, const Vec3<T> &torque) {
         const T turned = dot(torque, problem.bodies[body].inverse_inertia * torque);
         return moves ? quotient(dot(force, force), problem.body_parameters(body)[parameter::mass]) + turned : turned;
     };
-    const int n = joint.free();
     auto plain_damping = [&](int i) {
         return joint.stiffness < 0 ? p[joint.damper() + i] : p[joint.damper() + i] + h * problem.parameters[joint.stiffness + i];
     };
-    for (int i = 0; i < joint.free(); ++i) {
+    for (int i = 0; i < n; ++i) {
         bool translation;
         const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
         const JointWrench<T> wrench = joint_wrench(problem, joint, data, translation, f);
@@ -203,6 +189,30 @@ void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<
         free.limit_mass[j] = inverse_of(total) + h * plain_damping(joint.free_t() + j) + drives[joint.free_t() + j];
         if (joint.armature >= 0) free.limit_mass[j] += problem.parameters[joint.armature + joint.free_t() + j];
     }
+}
+
+// Numbers that stay the same during the step.
+template <class T>
+void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, FreeData<T> &free) {
+    const T *p = &problem.parameters[joint.parameters];
+    if (joint.limited_r && joint.free_r() == 1) free.angle = angle_about(data.now.p, load3(p + parameter::rotations + 6));
+    if (joint.extra) {
+        const RotationVector<T> angle = rotation_vector(data.now.p);
+        for (int j = 0; j < joint.free_r(); ++j) {
+            const Vec3<T> torque = right_jacobian_inverse(angle, load3(p + parameter::rotations + 3 * (joint.held_r + j)));
+            const Vec3<T> in_parent = data.offset * torque;
+            free.limit_parent[j] = -in_parent;
+            free.limit_child[j] = transposed_times(problem.bodies[joint.child].pose.R, problem.bodies[joint.parent].pose.R * in_parent);
+        }
+        free.now = angle;
+    }
+    if (joint.has_rate_cones && joint.free_r() == 3) {
+        const Mat3<T> relative = rotation_matrix(data.now.p);
+        for (int i = 0; i < 3; ++i) free.own_axis[i] = relative.column(i);
+    }
+    if (joint.armature >= 0) prepare_armature(problem, joint, data, free);
+    prepare_limits(problem, joint, data, free);
+    if (joint.num_cones && problem.solves) prepare_masses(problem, joint, data, free);
 }
 
 // The change of d, and the turn of the child, over the step that leads to the current poses at the next velocities (elements/changes.py).
@@ -257,83 +267,108 @@ void linearize_cones(Problem<T> &problem, const JointTable &joint, JointData<T> 
     }
 }
 
-// Impulses along the free directions and, if `derived`, their rows, without the condensed pairs.
-template <bool derived, class T, class Store>
-void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &data, const T *w, const Store &store_row) {
-    const T h = problem.timestep();
-    const T *p = &problem.parameters[joint.parameters], *damping = problem.damping(joint, data);
-    const Vec3<T> anchor = load3(p + parameter::child_anchor);
-    const int held = joint.held();
-    const bool world = joint.parent == problem.mechanism.num_bodies;
-    const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
-    FreeData<T> *free = joint.free_data < 0 ? nullptr : &problem.free[joint.free_data];
-    Vec3<T> change{};
-    Mat3<T> before;
+// The motion of a joint since one step back, which dampers see: numbers that all rows share. Rates have its turn and its configuration.
+template <class T>
+struct MeanMotion {
+    Vec3<T> change{};                 // of d
     BodyPose<T> parent_back, child_back;
-    const bool mean_rate = joint.has_damper && !joint.has_vector();
-    if (mean_rate) {
-        if (joint.free_t()) change = displacement_change(problem, joint, data, w);
-        if (joint.free_r()) data.turn = turn_of_child(problem, joint);
-        if (derived && joint.free_t()) {
-            parent_back = parent.one_step_back(), child_back = child.one_step_back();
-            data.before = problem.relative(joint, parent_back, child_back, data.offset_quaternion);
-        } else if (derived) {
+    Mat3<T> before;                   // R(p) one step back
+    T inverse_child{}, inverse_parent{};  // 1/c
+};
+
+template <bool derived, class T>
+TD_INLINE void move_back(const Problem<T> &problem, const JointTable &joint, JointData<T> &data, const T *w, MeanMotion<T> &mean) {
+    const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
+    if (joint.free_t()) mean.change = displacement_change(problem, joint, data, w);
+    if (joint.free_r()) data.turn = turn_of_child(problem, joint);
+    if constexpr (derived) {
+        if (joint.free_t()) {
+            mean.parent_back = parent.one_step_back();
+            mean.child_back = child.one_step_back();
+            data.before = problem.relative(joint, mean.parent_back, mean.child_back, data.offset_quaternion);
+        } else {
             data.before.p = conjugate(parent.orientation_back() * data.offset_quaternion) * child.orientation_back();
         }
-        if constexpr (derived) before = rotation_matrix(data.before.p);
+        mean.before = rotation_matrix(data.before.p);
+        mean.inverse_child = 1.0 / child.increment.w;
+        mean.inverse_parent = 1.0 / parent.increment.w;
     }
-    if (free) free_values(problem, joint, data, data.next, *free);
-    // With N = c I + a aᵀ/c + [a]×, the orientation one step back turns by −h N δω.
-    const T inverse_h = problem.inverse_timestep;
-    T inverse_child{}, inverse_parent{};  // 1/c
-    if (derived && mean_rate) inverse_child = 1.0 / child.increment.w, inverse_parent = 1.0 / parent.increment.w;
+}
+
+// Derivatives of h times a mean rate along f by motions. With N = c I + a aᵀ/c + [a]×, the orientation one step back turns by −h N δω.
+template <class T>
+TD_INLINE TwistRow<T> mean_row(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const MeanMotion<T> &mean,
+                               bool translation, const Vec3<T> &f) {
+    const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
     auto back = [&](const BodyData<T> &body, const T &inverse, const Vec3<T> &g) {  // Nᵀ g
         const Vec3<T> &a = body.increment.v;
         return body.increment.w * g + (inverse * dot(a, g)) * a - cross(a, g);
     };
+    if (translation) {
+        const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
+        const auto g = translation_gradient(mean.parent_back, mean.child_back, data.offset, data.before, anchor, f);
+        return {g.x_child, back(child, mean.inverse_child, g.phi_child), back(parent, mean.inverse_parent, g.phi_parent)};
+    }
+    const Vec3<T> g = right_jacobian_inverse(data.turn, f);
+    return {Vec3<T>{}, back(child, mean.inverse_child, g), -back(parent, mean.inverse_parent, data.offset * (mean.before * g))};
+}
+
+// Rows of a rate and a coordinate at the next configuration, along f.
+template <class T>
+TD_INLINE void next_rows(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, int i, bool translation,
+                         const Vec3<T> &f, FreeData<T> &free) {
+    const T h = problem.timestep();
+    const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
     auto forward = [&](const RowGradient<T, T> &g) {
         return TwistRow<T>{h * g.x_child, transposed_times(child.M, g.phi_child), transposed_times(parent.M, g.phi_parent)};
     };
+    RowGradient<T, T> g;
+    if (translation) {
+        const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
+        g = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, f);
+        free.coordinate_row[i] = forward(g);
+    } else {
+        g = turn_gradient(data.offset, data.now.p, free.turn, f);
+        if (joint.limited_r) free.coordinate_row[i] = forward(angle_gradient(joint, data.offset, data.next.p, free.next, f));
+    }
+    free.rate_row[i] = problem.inverse_timestep * forward(g);
+}
+
+// Impulses along the free directions and, if `derived`, their rows, without the condensed pairs.
+template <bool derived, class T, class Store>
+void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &data, const T *w, const Store &store_row) {
+    const T h = problem.timestep();
+    const T *damping = problem.damping(joint, data);
+    const int held = joint.held();
+    const bool world = joint.parent == problem.mechanism.num_bodies;
+    FreeData<T> *free = joint.free_data < 0 ? nullptr : &problem.free[joint.free_data];
+    const bool mean_rate = joint.has_damper && !joint.has_vector();
+    MeanMotion<T> mean;
+    if (mean_rate) move_back<derived>(problem, joint, data, w, mean);
+    if (free) free_values(problem, joint, data, data.next, *free);
     for (int i = 0; i < joint.free(); ++i) {
         bool translation;
         const Vec3<T> f = joint_direction(problem, joint, held + i, translation);
         TwistRow<T> row{};
         T impulse{};
         if (mean_rate) {
-            data.moved[i] = dot(f, translation ? change : data.turn.theta);
-            if (!derived) {
-            } else if (translation) {
-                const auto g = translation_gradient(parent_back, child_back, data.offset, data.before, anchor, f);
-                row = {g.x_child, back(child, inverse_child, g.phi_child), back(parent, inverse_parent, g.phi_parent)};
-            } else {
-                const Vec3<T> g = right_jacobian_inverse(data.turn, f);
-                row = {Vec3<T>{}, back(child, inverse_child, g), -back(parent, inverse_parent, data.offset * (before * g))};
-            }
-            row = (h * damping[i]) * row;
-            impulse = -damping[i] * data.moved[i];
+            data.moved[i] = dot(f, translation ? mean.change : data.turn.theta);
+            if constexpr (derived) row = mean_row(problem, joint, data, mean, translation, f);
         } else if (joint.has_damper) {
             const JointWrench<T> wrench = joint_wrench(problem, joint, data, translation, f);
             row = {wrench.force, wrench.on_child, world ? Vec3<T>{} : wrench.on_parent};
             data.moved[i] = h * row.times(w + 6 * joint.child, world ? nullptr : w + 6 * joint.parent);
+        }
+        if (joint.has_damper) {
             row = (h * damping[i]) * row;
             impulse = -damping[i] * data.moved[i];
         }
-        if (free) {
-            RowGradient<T, T> g;
-            if (!derived) {
-            } else if (translation) {
-                g = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, f);
-                free->coordinate_row[i] = forward(g);
-            } else {
-                g = turn_gradient(data.offset, data.now.p, free->turn, f);
-                if (joint.limited_r) free->coordinate_row[i] = forward(angle_gradient(joint, data.offset, data.next.p, free->next, f));
-            }
-            if constexpr (derived) free->rate_row[i] = inverse_h * forward(g);
-            if (joint.armature >= 0) {
-                const T a = problem.parameters[joint.armature + i];
-                if constexpr (derived) row = row + a * free->rate_row[i];
-                impulse -= a * (free->rate[i] - free->incoming_rate[i]);
-            }
+        if constexpr (derived)
+            if (free) next_rows(problem, joint, data, i, translation, f, *free);
+        if (free && joint.armature >= 0) {
+            const T a = problem.parameters[joint.armature + i];
+            if constexpr (derived) row = row + a * free->rate_row[i];
+            impulse -= a * (free->rate[i] - free->incoming_rate[i]);
         }
         data.impulse[i] = impulse;
         if constexpr (derived) store_row(held + i, row.linear, row.child, row.parent);

@@ -67,9 +67,7 @@ private:
         const int free = joint.free();
         const bool acts = free_acts(joint), implicit = joint.has_damper || joint.free_data >= 0;
         const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
-        const BodyPose<T> parent_back = parent.one_step_back(), child_back = child.one_step_back();
-        const Relative<T> back = problem.relative(joint, parent_back, child_back, data.offset_quaternion);
-        const Vec3<T> d = problem.displacement(joint, data, data.now), d_back = problem.displacement(joint, data, back);
+        const Vec3<T> d = problem.displacement(joint, data, data.now);
         JointGradient<T> velocity(problem, w, joint, data, g.out);
         RotationVector<T> angle{}, turn{};
         const bool vector = joint.has_vector();
@@ -123,9 +121,19 @@ private:
             return velocity.finish();
         }
         if (joint.has_spring || joint.has_damper) g.add_displacement(parent.pose, child.pose, pulls + drags[0], d);
-        if (!joint.has_damper) return;
-        g.add_displacement(parent_back, child_back, -drags[0], d_back);
+        if (joint.has_damper) back_product(to, problem, g, drags, turn, w);
+    }
+
+    // Dampers of mean rates, through the configuration one step back. drags: weights of translations and of rotations.
+    static void back_product(ParameterSum<T> &to, const Problem<T> &problem, JointGradient<T> &g, const Vec3<T> *drags,
+                             const RotationVector<T> &turn, const T *w) {
+        const JointTable &joint = g.joint;
+        const JointData<T> &data = g.data;
+        const BodyPose<T> parent_back = problem.bodies[joint.parent].one_step_back(),
+                          child_back = problem.bodies[joint.child].one_step_back();
+        const Relative<T> back = problem.relative(joint, parent_back, child_back, data.offset_quaternion);
         const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
+        g.add_displacement(parent_back, child_back, -drags[0], problem.displacement(joint, data, back));
         auto by_back = translation_gradient(parent_back, child_back, data.offset, back, anchor, -drags[0]);
         const Vec3<T> by_turn = right_jacobian_inverse(turn, drags[1]);
         by_back.phi_child = by_back.phi_child - by_turn;

@@ -330,62 +330,34 @@ private:
         if (given.by_wrench) scatter(by_wrench.data(), by_wrench.size(), given.by_wrench, 6 * mechanism.num_bodies, start, last);
     }
 
+    // The gradient by w of y = Rᵀ w in axes of a frame or of the world, from the gradient g by y. Adds the gradient by the turn of the frame.
+    Vec3<T> seen(SensedFrame<T> *from, const Vec3<T> &w, const T *g) {
+        if (!from) return load3(g);
+        const Vec3<T> G = from->R * load3(g);
+        from->by_turn = from->by_turn + cross(G, w);
+        return G;
+    }
+    Vec3<T> spin(const SensedFrame<T> *site) const { return bodies[site->body].spin; }
+
     // Adds the gradient of g · (the numbers of a sensor).
     void add(const rows::Sensor &row, const T *g) {
-        SensedFrame<T> *own = row.frame < 0 ? nullptr : &frames[row.frame], *other = row.reference < 0 ? nullptr : &frames[row.reference];
-        // The gradient by w of y = Rᵀ w, in axes of a frame or of the world.
-        const auto seen = [&](SensedFrame<T> *from, const Vec3<T> &w) {
-            if (!from) return load3(g);
-            const Vec3<T> G = from->R * load3(g);
-            from->by_turn = from->by_turn + cross(G, w);
-            return G;
-        };
-        const auto spin = [&](const SensedFrame<T> *site) { return bodies[site->body].spin; };
+        SensedFrame<T> *own = row.frame < 0 ? nullptr : &frames[row.frame];
         switch (row.kind) {
-            case senses::frame_position: {
-                const Vec3<T> G = seen(other, other ? own->x - other->x : own->x);
-                own->by_x = own->by_x + G;
-                if (other) other->by_x = other->by_x - G;
-                return;
-            }
-            case senses::frame_quaternion: {
-                const Quat<T> by_q{g[0], load3(g + 1)}, by_own = by_q * conjugate(own->q);
-                const Vec3<T> turn = 0.5 * (other ? other->q * by_own : by_own).v;
-                own->by_turn = own->by_turn + turn;
-                if (other) other->by_turn = other->by_turn - turn;
-                return;
-            }
+            case senses::frame_position:
+            case senses::frame_quaternion:
             case senses::frame_x_axis:
             case senses::frame_y_axis:
-            case senses::frame_z_axis: {
-                const Vec3<T> axis = own->R.column(row.kind - senses::frame_x_axis);
-                own->by_turn = own->by_turn + cross(axis, seen(other, axis));
-                return;
-            }
-            case senses::frame_linear_velocity: {
-                const Vec3<T> apart = other ? own->x - other->x : Vec3<T>{};
-                const Vec3<T> G = seen(other, other ? own->v - other->v - cross(spin(other), apart) : own->v);
-                own->by_v = own->by_v + G;
-                if (!other) return;
-                const Vec3<T> by_apart = cross(spin(other), G);
-                own->by_x = own->by_x + by_apart, other->by_x = other->by_x - by_apart;
-                other->by_v = other->by_v - G, other->by_spin = other->by_spin - cross(apart, G);
-                return;
-            }
-            case senses::frame_angular_velocity: {
-                const Vec3<T> G = seen(other, other ? spin(own) - spin(other) : spin(own));
-                own->by_spin = own->by_spin + G;
-                if (other) other->by_spin = other->by_spin - G;
-                return;
-            }
+            case senses::frame_z_axis:
+            case senses::frame_linear_velocity:
+            case senses::frame_angular_velocity: return add_frame(row, g, *own, row.reference < 0 ? nullptr : &frames[row.reference]);
             case senses::frame_linear_acceleration: own->by_acceleration = own->by_acceleration + load3(g); return;
             case senses::frame_angular_acceleration: own->by_turning = own->by_turning + load3(g); return;
-            case senses::gyro: own->by_spin = own->by_spin + seen(own, spin(own)); return;
-            case senses::velocimeter: own->by_v = own->by_v + seen(own, own->v); return;
-            case senses::accelerometer: own->by_acceleration = own->by_acceleration + seen(own, own->acceleration); return;
-            case senses::magnetometer: seen(own, magnetic()); return;
+            case senses::gyro: own->by_spin = own->by_spin + seen(own, spin(own), g); return;
+            case senses::velocimeter: own->by_v = own->by_v + seen(own, own->v, g); return;
+            case senses::accelerometer: own->by_acceleration = own->by_acceleration + seen(own, own->acceleration, g); return;
+            case senses::magnetometer: seen(own, magnetic(), g); return;
             case senses::force:
-            case senses::torque: return add_load(row, *own, seen);
+            case senses::torque: return add_load(row, *own, g);
             case senses::touch:
                 return each_touch(*own, [&](SensedContact<T> &contact, const Mask<T> &met) {
                     contact.by_push = contact.by_push + select(met, g[0], T{}) * contact.normal;
@@ -406,11 +378,52 @@ private:
         }
     }
 
-    template <class F>
-    void add_load(const rows::Sensor &row, SensedFrame<T> &site, F &&seen) {
+    // A pose or velocity of a frame, in axes of another one or of the world.
+    void add_frame(const rows::Sensor &row, const T *g, SensedFrame<T> &own, SensedFrame<T> *other) {
+        switch (row.kind) {
+            case senses::frame_position: {
+                const Vec3<T> G = seen(other, other ? own.x - other->x : own.x, g);
+                own.by_x = own.by_x + G;
+                if (other) other->by_x = other->by_x - G;
+                return;
+            }
+            case senses::frame_quaternion: {
+                const Quat<T> by_q{g[0], load3(g + 1)}, by_own = by_q * conjugate(own.q);
+                const Vec3<T> turn = 0.5 * (other ? other->q * by_own : by_own).v;
+                own.by_turn = own.by_turn + turn;
+                if (other) other->by_turn = other->by_turn - turn;
+                return;
+            }
+            case senses::frame_x_axis:
+            case senses::frame_y_axis:
+            case senses::frame_z_axis: {
+                const Vec3<T> axis = own.R.column(row.kind - senses::frame_x_axis);
+                own.by_turn = own.by_turn + cross(axis, seen(other, axis, g));
+                return;
+            }
+            case senses::frame_linear_velocity: {
+                const Vec3<T> apart = other ? own.x - other->x : Vec3<T>{};
+                const Vec3<T> G = seen(other, other ? own.v - other->v - cross(spin(other), apart) : own.v, g);
+                own.by_v = own.by_v + G;
+                if (!other) return;
+                const Vec3<T> by_apart = cross(spin(other), G);
+                own.by_x = own.by_x + by_apart, other->by_x = other->by_x - by_apart;
+                other->by_v = other->by_v - G, other->by_spin = other->by_spin - cross(apart, G);
+                return;
+            }
+            case senses::frame_angular_velocity: {
+                const Vec3<T> G = seen(other, other ? spin(&own) - spin(other) : spin(&own), g);
+                own.by_spin = own.by_spin + G;
+                if (other) other->by_spin = other->by_spin - G;
+                return;
+            }
+        }
+    }
+
+    void add_load(const rows::Sensor &row, SensedFrame<T> &site, const T *g) {
         const Load load = load_on(row, site);
         const bool turns = row.kind == senses::torque;
-        const Vec3<T> G = seen(&site, turns ? load.torque : load.force);
+        const Vec3<T> G = seen(&site, turns ? load.torque : load.force, g);
         const Vec3<T> by_force = turns ? cross(site.x, G) : G, by_torque = turns ? G : Vec3<T>{};
         if (turns) site.by_x = site.by_x + cross(G, load.force);
         for (int i = 0; i < mechanism.num_bodies; ++i)
