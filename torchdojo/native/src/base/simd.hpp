@@ -9,7 +9,7 @@
 #include <cstring>
 #include <limits>
 
-#if defined(__AVX512F__)
+#if defined(__AVX__)
 #include <immintrin.h>
 #endif
 
@@ -94,7 +94,14 @@ TD_INLINE bool any(const PackMask &m) {
 }
 
 TD_INLINE double select(bool m, double a, double b) { return m ? a : b; }
+#if defined(__clang__) && defined(__AVX__) && !defined(__AVX512F__)
+// Clang writes x = m ? a : x by masked stores, which cost rollouts on AMD a tenth. This instruction hides the choice.
+TD_INLINE Pack select(const PackMask &m, const Pack &a, const Pack &b) {
+    return (Pack)_mm256_blendv_pd((__m256d)b, (__m256d)a, (__m256d)m);
+}
+#else
 TD_INLINE Pack select(const PackMask &m, const Pack &a, const Pack &b) { return m ? a : b; }
+#endif
 TD_INLINE bool select_mask(bool m, bool a, bool b) { return m ? a : b; }
 TD_INLINE PackMask select_mask(const PackMask &m, const PackMask &a, const PackMask &b) { return (m & a) | (~m & b); }
 TD_INLINE bool negate(bool m) { return !m; }
