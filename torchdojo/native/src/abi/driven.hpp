@@ -11,7 +11,7 @@ inline int64_t controls_of(const TdRollout &r, int64_t n, int64_t t) {
     return (n * period_of(r, r.steps) + period_of(r, t)) * r.drives->drives;
 }
 
-// Of the forward pass: lanes follow environments of their own.
+// Drives in the forward pass, where each lane follows an environment of its own.
 template <class T>
 class DrivenForward {
 public:
@@ -69,7 +69,7 @@ private:
     std::vector<double> act, moved, wrenches;  // rows of lanes: activations before and after a step
 };
 
-// Of the backward pass: all lanes are at the same step.
+// Drives in the backward pass, where all lanes are at the same step.
 template <class T>
 class DrivenBackward {
 public:

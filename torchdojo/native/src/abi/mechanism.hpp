@@ -78,7 +78,7 @@ struct MultiplierTable {
     int32_t row, right, diagonal;  // positions in w, in the right-hand side, and of the row's own entry in the condensed matrix
 };
 
-// What the rows say.
+// The contents of the rows.
 struct Tables : rows::Head {
     std::vector<BodyTable> bodies;
     std::vector<JointTable> joints;

@@ -1,5 +1,5 @@
-// Whether the solution of a step is the motion. Large steps have other solutions, too: with bodies inside or beyond each other, or with energy
-// from nothing (engine/near_overlap.py, and `_unsound` of engine/near_set.py).
+// Checks whether the solution of a step is the motion. Large steps have other solutions, too: with bodies inside or beyond each other, or with
+// energy from nothing (engine/near_overlap.py, and `_unsound` of engine/near_set.py).
 #pragma once
 
 #include "abi/near_pairs.hpp"

@@ -373,7 +373,7 @@ private:
         }
     }
 
-    // The same of environments that share a part of the mechanism.
+    // Solves environments that share a part of the mechanism.
     void solve_together(const int64_t *which, int64_t size, int64_t t, double fading, bool from_warm) {
         const std::shared_ptr<Handle> part = handle.part(compact.kept);
         const int64_t nu = m.num_inputs, nb6 = 6 * m.num_bodies, own_ni = part->table.num_impulses, own_nw = part->table.num_unknowns;

@@ -62,7 +62,7 @@ public:
         return own;
     }
 
-    // The same with the solutions of a call that was made.
+    // The rollout with the solutions of a call that was made.
     const TdRollout &solved() {
         rollout();
         w = gather(Slots::unknowns, whole.w_steps, whole.w, size()), own.w = w.data();

@@ -184,7 +184,7 @@ private:
         if (law.solution) job.warm = law.solution + (law.solution_row[n] * periods + period) * mechanism.num_unknowns;
     }
 
-    // What is left to do after steps that fail, belong to a period, or are parts of a split step.
+    // The rest of the work after steps that fail, belong to a period, or are parts of a split step.
     __attribute__((noinline)) void settle(int lane, const Job &job, bool solved) {
         if (*job.status == too_fast) return workspace.splits.begin(lane, job);
         if (!solved && options.give_up) given_up[lane] = *job.status;

@@ -1,4 +1,5 @@
-// Nearest points of spheres, capsules, boxes and ellipsoids for any scalar S: T, or Dual over T. torchdojo/geometry/distance.py and pairs.py say why.
+// Nearest points of spheres, capsules, boxes and ellipsoids for any scalar S: T, or Dual over T. The derivations stand in
+// torchdojo/geometry/distance.py and pairs.py.
 #pragma once
 
 #include "base/ellipsoid.hpp"

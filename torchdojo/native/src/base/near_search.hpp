@@ -280,7 +280,7 @@ private:
         }
     }
 
-    // Whether the crossing of two edges may count: `crossing_gap` without what costs more. reach: of the cores. widest: distance of the lines.
+    // Whether the crossing of two edges may count, by the cheap tests of `crossing_gap`. reach: of the cores. widest: distance of the lines.
     static bool may_cross(const Edge &a, const Edge &b, double reach, double widest) {
         const Vec3<double> between = a.middle - b.middle, apart = a.start - b.start;
         const double most = a.half + b.half + reach;

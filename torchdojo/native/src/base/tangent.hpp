@@ -76,7 +76,7 @@ TD_INLINE Tangent<T, R> sqrt(const Tangent<T, R> &a) {
     return {root, select(root > T{}, 0.5 / root, T{}) * a.d};
 }
 
-// As `root` and `inverse_of` of scalars.
+// These agree with `root` and `inverse_of` of scalars.
 template <class T, class R>
 TD_INLINE Tangent<T, R> root(const Tangent<T, R> &a) {
     const T root_ = root(a.v);

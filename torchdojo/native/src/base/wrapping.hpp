@@ -58,7 +58,7 @@ double length(const Vec3<S> &a) {
     return std::sqrt(torchdojo::dot(v, v));
 }
 
-// Where the segment a b is nearest to the origin, as a fraction that may lie outside of it; its squared length.
+// share: the fraction of the segment a b that is nearest to the origin, also outside of the segment. square: its squared length.
 struct Nearest {
     double share, square;
     Flat<double> at;

@@ -95,7 +95,7 @@ struct PairData {
     Vec3<T> couple;                   // couple of torsional and rolling friction on the body
 };
 
-// What laws of overlap do to a gap: see gap_law.hpp.
+// Laws of overlap change a gap by these numbers (gap_law.hpp).
 template <class T>
 struct Overlap {
     T distance;  // φ at the current configuration

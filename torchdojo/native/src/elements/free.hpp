@@ -80,7 +80,7 @@ void prepare_drives(Problem<T> &problem, const JointTable &joint, JointData<T> &
     }
 }
 
-// What a limit leaves of the way of a coordinate, or of the speed of a rate.
+// The way that a limit leaves to a coordinate, or the speed that it leaves to a rate.
 template <class T>
 TD_INLINE T cone_room(const JointConeTable &cone, const JointConeData<T> &data, const FreeData<T> &free, const T &limit) {
     const int i = cone.coordinate;
@@ -148,8 +148,8 @@ void prepare_armature(const Problem<T> &problem, const JointTable &joint, const 
     }
 }
 
-// Effective masses of the directions, which scale the smoothed projection (coordinate_mass in joint_cones.py): 1/(J M⁻¹ Jᵀ), damper, armature
-// and drives.
+// Effective masses of the directions: 1/(J M⁻¹ Jᵀ), damper, armature and drives. They scale the smoothed projection (coordinate_mass in
+// joint_cones.py).
 template <class T>
 void prepare_masses(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, FreeData<T> &free) {
     const T h = problem.timestep();

@@ -233,7 +233,7 @@ private:
         g.add_turn(-(relative * (cross(pushed, transposed_times(relative, g.about)) - cross(weight, turn))));
     }
 
-    // What is left of the violation of a limit: ν (r + h v) in the lanes where a limit recovers.
+    // A limit that recovers leaves a violation r + h v, and adds ν (r + h v) in its lanes.
     static void recovery_product(ParameterSum<T> &to, const Problem<T> &problem, JointGradient<T> &g, const FreeData<T> &from, int c,
                                  const T &signed_nu) {
         const JointConeTable &cone = problem.mechanism.joint_cones[c];

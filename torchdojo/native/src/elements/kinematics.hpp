@@ -139,7 +139,7 @@ template <class T>
 TD_INLINE T angle_about(const Quat<T> &p, const Vec3<T> &f) {
     return double_angle(dot(f, p.v), p.w);
 }
-// Of the angles with the same quaternion, which are two turns apart, the one next to `near`, an angle of `angle_about`.
+// Angles two turns apart have the same quaternion. This is the one next to `near`, which is an angle of `angle_about`.
 template <class T>
 TD_INLINE T next_to(const T &angle, const T &near) {
     const T away = near - angle, two = broadcast<T>(2.0 * full_turn);

@@ -55,8 +55,8 @@ struct JointFrame {
     }
 };
 
-// What stays the same during a step, and the linearization. `turns` has `held` of the current frame, `axes` the free rotations of the joint
-// frame in world axes, 6 numbers apart.
+// A joint during a step: constants, and the linearization. `turns` has `held` of the current frame. `axes` has the free rotations of the
+// joint frame in world axes, 6 numbers apart.
 template <class T>
 class SpatialJoint {
 public:

@@ -1,4 +1,4 @@
-// What the impulses of one joint add to the system of joint_jacobian.hpp.
+// Rows of the system of joint_jacobian.hpp to which the impulses of one joint add.
 //
 // An impulse λ_k of a joint's free directions acts as a wrench w_k. It depends on the relative motion of the joint's bodies at the next
 // configuration, at the current one and at the one before, on inputs, and, where dampers compare bodies with themselves one step back, on

@@ -25,8 +25,8 @@ public:
         sum[parameter::timestep] += factor * by_timestep;
     }
 
-    // Sets, lane by lane, the rows (num_parameters numbers each, and samples) to which gradients are added; null for lanes that do not count. Several
-    // lanes may share a row. Sums of lanes that keep their rows reach them only at the next `flush`.
+    // Sets the rows to which gradients are added, lane by lane: num_parameters numbers each, and samples. Lanes that do not count have null.
+    // Several lanes may share a row. Sums of lanes that keep their rows reach them only at the next `flush`.
     void direct(double *const *rows) {
         if (std::equal(rows, rows + lanes<T>, row)) return;
         flush();

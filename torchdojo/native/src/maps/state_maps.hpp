@@ -125,7 +125,7 @@ public:
                     along(k, contact.body, other_body(mechanism, contact), [&](auto &a, auto &b) { add_touch(map, contact, unit, a, b); });
     }
 
-    // What TreeProduct reads.
+    // The members that TreeProduct reads.
     struct JointPose {
         struct {
             Quat<T> p;
