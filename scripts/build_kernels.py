@@ -26,27 +26,34 @@ GLIBC = "2.28"
 KERNELS = Path(os.environ.get("KERNELS") or Path(__file__).parents[1] / "build" / "kernels").absolute()
 # Clang fuses products and sums within a statement; GCC fuses them across statements, as here.
 FLAGS = [*LANGUAGE, *OPTIMIZED, "-ffp-contract=fast", "-DNDEBUG", "-fPIC", "-fvisibility=default"]
-# Clang inlines less than GCC, which costs rollouts of large mechanisms a tenth. These options cost 0.3 MB, and only compiling takes -mllvm.
-FLAGS_OF_UNITS = {"abi/worker_narrow.cpp": ["-fno-slp-vectorize", "-mllvm", "-inline-threshold=2500"]}
+# Only the functions of calls.py are exported: names of the others are 0.2 MB of a wheel.
+EXPORTS = "{ global: td_*; local: *; };\n"
+LINKED = ["-shared", "-s", "-pthread", "-Wl,--version-script=exports.map"]
 TARGETS = {
     "v2": ("x86_64", ["-mcpu=x86_64_v2"]),
     "v3": ("x86_64", ["-mcpu=x86_64_v3"]),
     "v4": ("x86_64", ["-mcpu=x86_64_v4", "-mprefer-vector-width=512"]),
     "neon": ("aarch64", []),
 }
+# Clang inlines less than GCC, which costs steps in four lanes a twentieth. Only compiling takes -mllvm. Each costs a wheel 0.1 MB.
+INLINED = {
+    "v3": {"abi/worker_many.cpp": ["-mllvm", "-inline-threshold=1000"]},
+    "v4": {"abi/worker_narrow.cpp": ["-fno-slp-vectorize", "-mllvm", "-inline-threshold=2500"]},
+}
 
 
 def build(level: str) -> Path:
     """Compile a level unless that is done, and copy its library to where wheels take it."""
     machine, cpu = TARGETS[level]
+    inlined = INLINED.get(level, {})
     target = ["-target", f"{machine}-linux-gnu.{GLIBC}"]
     sources = loader._read(loader.SOURCES).sources
     key = prebuilt.source_key(sources)
-    recipe = json.dumps([key, [*target, *cpu], FLAGS, FLAGS_OF_UNITS, importlib.metadata.version("ziglang")])
+    recipe = json.dumps([key, [*target, *cpu], FLAGS, inlined, LINKED, EXPORTS, importlib.metadata.version("ziglang")])
     folder = KERNELS / f"{level}-{hashlib.sha256(recipe.encode()).hexdigest()[:24]}"
     library = folder / "kernel.so"
     if not library.exists():
-        compile_and_link([sys.executable, "-m", "ziglang", "c++", *target], cpu, sources, library)
+        compile_and_link([sys.executable, "-m", "ziglang", "c++", *target], cpu, inlined, sources, library)
     contents = library.read_bytes()
     prebuilt.FOLDER.mkdir(exist_ok=True)
     for old in prebuilt.FOLDER.glob(f"kernel-{level}-*.so"):
@@ -56,11 +63,12 @@ def build(level: str) -> Path:
     return path
 
 
-def compile_and_link(compiler: list[str], cpu: list[str], sources: dict[str, bytes], library: Path) -> None:
+def compile_and_link(compiler: list[str], cpu: list[str], inlined: dict[str, list[str]], sources: dict[str, bytes], library: Path) -> None:
     folder = library.parent
     for name, text in sources.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(text)
+    (folder / "exports.map").write_text(EXPORTS)
 
     def run(arguments: list[str], result: str) -> str:
         if not (folder / result).exists():
@@ -71,10 +79,10 @@ def compile_and_link(compiler: list[str], cpu: list[str], sources: dict[str, byt
     # Four lanes are wider than the registers of v2, in all units alike: hence -Wno-psabi.
     units = sorted(name for name in sources if name.endswith(".cpp"))
     with ThreadPoolExecutor(2) as both:  # three of these files take nearly all the time
-        flags = {name: [*cpu, *FLAGS, *FLAGS_OF_UNITS.get(name, []), "-Wno-psabi"] for name in units}
+        flags = {name: [*cpu, *FLAGS, *inlined.get(name, []), "-Wno-psabi"] for name in units}
         objects = list(both.map(lambda name: run([*flags[name], "-I.", "-c", name], f"{name}.o"), units))
     # Linking compiles libc++ for the target, which takes a minute. Without `cpu` it is the same for all levels, and zig keeps it.
-    run(["-shared", "-s", "-pthread", *objects], library.name)
+    run([*LINKED, *objects], library.name)
 
 
 if __name__ == "__main__":
