@@ -190,8 +190,8 @@ def test_what_is_refused() -> None:
         td.Wrap(a, 0.1, "box")
     with pytest.raises(ValueError, match="positive lengths"):
         td.Wrap(a, 0.0)
-    with pytest.raises(ValueError, match="positive numbers"):
-        td.Pulley(-1.0)
+    with pytest.raises(ValueError, match="numbers that are not zero"):
+        td.Pulley(0.0)
     with pytest.raises(ValueError, match="lower lengths at most"):
         td.SpatialTendon([a, b], rest=(0.2, 0.1))
     with pytest.raises(ValueError, match="numbers >= 0"):

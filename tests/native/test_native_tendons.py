@@ -22,7 +22,12 @@ LAWS: dict[str, dict[str, Any]] = {
     "spring": {"stiffness": 40.0, "rest": (0.1, 0.3), "actuated": True},
     "damper": {"stiffness": 40.0, "damping": 0.7, "rest": (0.1, 0.3)},
     "implicit": {"stiffness": 60.0, "rest": 0.2, "implicit": True, "actuated": True},
+    "limits": {"limits": (0.3, 0.5), "limit_stiffness": 2e3, "damping": 0.1},
+    "friction": {"friction": 0.8, "stiffness": 40.0, "rest": 0.1},
+    "armature": {"armature": 0.6, "stiffness": 40.0, "rest": 0.2, "implicit": True},
+    "all": {"limits": (None, 0.4), "limit_stiffness": 5e3, "friction": 0.5, "armature": 0.2, "damping": 0.3, "actuated": True},
 }
+NEW = ("limits", "friction", "armature")  # "all" has them
 
 
 def chain(**tendons: td.Tendon) -> td.Mechanism:
@@ -99,10 +104,36 @@ def compare(mech: td.Mechanism, count: int = 9) -> None:
 
 @pytest.mark.sanitize
 @pytest.mark.parametrize(("kind", "law"), [
-    pytest.param(kind, law, marks=() if law == "damper" or kind == "straight" else pytest.mark.slow) for kind in KINDS for law in LAWS
+    pytest.param(kind, law, marks=() if law == "damper" or (kind == "straight" and law not in NEW) else pytest.mark.slow)
+    for kind in KINDS for law in LAWS
 ])  # fmt: skip
 def test_kernel_equals_reference(kind: str, law: str) -> None:
     compare(chain(tendon=path(kind, LAWS[law])))
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=() if kind in ("sum", "cylinder") else pytest.mark.slow) for kind in KINDS])
+def test_gradients_by_all_numbers(kind: str) -> None:
+    """Of the kernel and of the reference: laws, paths, joints, bodies, the timestep."""
+    first = LAWS["all"] if kind != "sum" else LAWS["damper"] | {"limits": (0.05, 0.1), "limit_stiffness": 2e3, "friction": 0.5}
+    laws = [first, LAWS["implicit"]]
+    mech = chain(**{f"t{i}": path(kind, law) for i, law in enumerate(laws)})
+    z, u = states(mech, 3)
+    names = [name for name, p in mech.named_parameters() if p.numel()]
+    results = []
+    for backend in ("native", "reference"):
+        mech.options = td.SolverOptions(backend=backend, residual_tol=1e-13)
+        for p in mech.parameters():
+            p.requires_grad_()
+        out = mech.step(z, u)
+        loss = sum((torch.cos(torch.arange(value.numel()).double()).reshape(value.shape) * value).sum() for value in (out.z, out.impulses))
+        found = torch.autograd.grad(loss, [mech.get_parameter(name) for name in names], allow_unused=True, materialize_grads=True)
+        results.append(dict(zip(names, found, strict=True)))
+    assert {"t0.friction", "t0.limit_upper", "t1.stiffness"} <= {name.removeprefix("tendons.") for name in names}
+    for name in names:
+        ours, theirs = (result[name] for result in results)
+        scale = 1 + float(theirs.abs().max())
+        assert float((ours - theirs).abs().max()) < 1e-9 * scale, (name, ours, theirs)
 
 
 def test_several_tendons_and_environments_of_their_own() -> None:

@@ -51,6 +51,11 @@ CASES = {
         "gear": td.JointCoupling("hinge", "slide", ratio=0.4, curve=(0.3, 0.1), active=torch.tensor([1.0, 0.0, 1.0])),
         "brake": td.JointLock("cross", 0.1, coordinate=1, active=torch.tensor([0.0, 1.0, 1.0])),
     },
+    "soft": lambda: {
+        "cam": td.JointCoupling("hinge", "slide", ratio=0.4, curve=(0.3, 0.1), compliance=torch.tensor([0.02, 0.0, 0.3]), damping=0.5),
+        "brake": td.JointLock("cross", 0.1, coordinate=1, compliance=0.05, active=torch.tensor([0.0, 1.0, 1.0])),
+        "sum": td.SumCoupling({"hinge": 0.5, ("ball", 0): -0.3}, {("screw", 1): 0.4}, ratio=0.7, curve=(0.3,), compliance=0.1, damping=1.0),
+    },
 }
 SLOW = ("hinge and slide", "vector leads", "vector follows", "one joint", "locks", "constant sum")  # what other cases have in parts
 

@@ -18,6 +18,7 @@ from torchdojo.elements.coupling import Coupling
 from torchdojo.elements.joint_cones import JointElement
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.servo import SERVO
+from torchdojo.elements.tendon import Tendon
 from torchdojo.state.unknowns import FIRST_ELEMENT
 
 __all__ = ["RANGES", "positive_definite", "ranges", "unphysical", "unphysical_environments"]
@@ -30,7 +31,8 @@ RANGES: dict[type | None, dict[str, tuple[float, float]]] = {
     None: {"timestep": POSITIVE, "mass": POSITIVE},
     StandardJoint: dict.fromkeys(("spring", "damper", "armature", *SERVO), NOT_NEGATIVE),
     JointElement: dict.fromkeys(("friction", "velocity_limits", *SERVO), NOT_NEGATIVE),
-    Coupling: {"active": (-DIFFERENCE, 1.0 + DIFFERENCE)},
+    Coupling: {"active": (-DIFFERENCE, 1.0 + DIFFERENCE), "compliance": NOT_NEGATIVE, "damping": NOT_NEGATIVE},
+    Tendon: dict.fromkeys(("stiffness", "damping", "limit_stiffness", "friction", "armature"), NOT_NEGATIVE),
     Contact: {
         **dict.fromkeys(("radius", "other_radius", "friction", "damping", "torsional_friction", "rolling_friction"), NOT_NEGATIVE),
         **dict.fromkeys((f"{other}{name}" for other in ("", "other_") for name in ("length", "size")), POSITIVE),

@@ -3,11 +3,18 @@
 With the sum x of the leaders' coordinates and the sum y of the followers', each with its coefficient (dynamics/README.md: constraints at
 the next, impulses at the current configuration):
 
-    row        y⁺ − p(x⁺) = 0,   p(x) = offset + ratio x + k₂ x² + k₃ x³ + k₄ x⁴
+    row        c⁺ = 0,   c = y − p(x),   p(x) = offset + ratio x + k₂ x² + k₃ x³ + k₄ x⁴
     impulses   λ · coefficient along each follower,  −p′(x) λ · coefficient along each leader
 
-each through the transposed Jacobian of its coordinate, so that the coupling does no work on motions that obey it, to first order in h. A
-coupling that is switched off has the row h λ = 0.
+With a compliance α and a damping d the coupling is a spring of stiffness 1/α and a damper, and yields:
+
+    row        c⁺ + α d (c⁺ − c)/h + α λ/h = 0,   so that the force is λ/h = −c⁺/α − d (c⁺ − c)/h
+
+which is the constraint of Macklin et al. 2016, "XPBD", solved to the end: exactly the spring and damper, implicit in time, at any
+stiffness. With α = 0 it is the row above.
+
+Each impulse acts through the transposed Jacobian of its coordinate, so that the coupling does no work on motions that obey it, to first
+order in h. A coupling that is switched off has the row h λ = 0.
 """
 
 from __future__ import annotations
@@ -47,7 +54,7 @@ class Coupling(Element):
 
     num_rows = 1
     fields: ClassVar[dict[str, int]] = {"offset": 0}
-    optional: ClassVar[dict[str, int]] = {"curve": 1, "active": 0}
+    optional: ClassVar[dict[str, int]] = {"curve": 1, "active": 0, "compliance": 0, "damping": 0}
     noun: ClassVar[str] = "coupling"
     end_names: tuple[str, ...] = ()  #: prefixes of the fields of the joints, leaders first
     counts_turns: bool = True  #: whether angles have the full turns on top with which the coupling holds
@@ -55,12 +62,21 @@ class Coupling(Element):
     offset: Tensor
     curve: Tensor | None
     active: Tensor | None
+    compliance: Tensor | None
+    damping: Tensor | None
 
-    def __init__(self, *, curve: Any = None, active: Any = None) -> None:
+    def __init__(self, *, curve: Any = None, active: Any = None, compliance: Any = None, damping: Any = None) -> None:
         super().__init__()
-        given = {name: value for name, value in (("curve", curve), ("active", active)) if value is not None}
-        if "curve" in given and not self.has_effect("curve", curve):
-            del given["curve"]
+        values = {"curve": curve, "active": active, "compliance": compliance, "damping": damping}
+        given = {name: value for name, value in values.items() if value is not None}
+        for name in ("curve", "compliance", "damping"):
+            if name in given and not self.has_effect(name, given[name]):
+                del given[name]
+        if "damping" in given and "compliance" not in given:
+            raise ValueError(
+                f"{self.label('damping')}: got {damping!r} without a compliance; allowed: with compliance=, 1/stiffness: a rigid coupling "
+                "has no rate that a damper could slow down"
+            )
         self.set_fields({**type(self).fields, **{name: self.optional[name] for name in given}})
         for name, value in given.items():
             setattr(self, name, value)
@@ -77,7 +93,7 @@ class Coupling(Element):
         raise NotImplementedError
 
     def has_effect(self, name: str, value: Any) -> bool:
-        """Whether a curve is not zero, or may be learned; whether a switch is off."""
+        """Whether a curve or a softness is not zero, or may be learned; whether a switch is off."""
         if value is None:
             return False
         tensor = as_tensor(value, self.label(name))
@@ -94,6 +110,8 @@ class Coupling(Element):
             value = torch.nn.functional.pad(value, (0, CURVE - value.shape[-1])) if value.shape[-1] < CURVE else value
         if name == "active":
             require((value == 0) | (value == 1), self.label(name), value, "1, where the coupling acts, and 0, where it is switched off")
+        if name in ("compliance", "damping"):
+            require(value >= 0, self.label(name), value, "numbers >= 0")
         return value
 
     def attach(self, joints: Mapping[str, Joint]) -> None:
@@ -207,8 +225,10 @@ class Coupling(Element):
         return self.gap([value + turns for value, turns in zip(values, self.turns(values), strict=True)])
 
     def kept_constraint(self, *poses: Pose) -> Tensor:
-        """`constraint`, and zero where the coupling is switched off."""
+        """`constraint`, and zero where the coupling is switched off or yields."""
         gap = self.constraint(*poses)
+        if self.compliance is not None:
+            gap = torch.where(self.compliance[..., None] > 0, 0.0, gap)
         return gap if self.active is None else self.active[..., None] * gap
 
     def residual(
@@ -232,6 +252,12 @@ class Coupling(Element):
             place = slice(end.coordinate, end.coordinate + 1)
             after.append(joint.coordinates_near(motions[2 * k].next, motions[2 * k + 1].next, near)[..., place] + turns[k])
         rows = self.gap(after)
+        if self.compliance is not None:
+            give = self.compliance[..., None] / timestep
+            if self.damping is not None:
+                before = self.gap([value + more for value, more in zip(now, turns, strict=True)])
+                rows = rows + give * self.damping[..., None] * (rows - before)
+            rows = rows + give * impulse
         return wrenches, rows if on is None else on * rows + timestep * (1 - on) * impulse
 
     def _coordinates(self, joints: list[Joint], poses: list[Pose] | tuple[Pose, ...]) -> list[Tensor]:

@@ -48,9 +48,13 @@ class JointCoupling(Coupling):
         curve: (k₂, k₃, k₄), (..., 3), fewer where the last ones are zero; None: a line, which stays one.
         active: 1, or 0 where the coupling is switched off, (...,); None: it always acts. Assign numbers to switch it, for each
             environment.
+        compliance: α, (...,), at least 0: the coupling yields as a spring of stiffness 1/α on the follower's coordinate [m/N, rad/(N·m)].
+            None or 0: it is rigid, and stays so.
+        damping: d of a damper beside that spring, (...,), at least 0 [N·s/m, N·m·s/rad]; its time constant is α d [s].
 
     Raises:
-        ValueError: one coordinate as leader and as follower, a switch that is neither 0 nor 1, a curve of more than three numbers.
+        ValueError: one coordinate as leader and as follower, a switch that is neither 0 nor 1, a curve of more than three numbers, a
+            negative compliance or damping, damping of a rigid coupling.
     """
 
     fields: ClassVar[dict[str, int]] = {"ratio": 0, "offset": 0}
@@ -68,8 +72,10 @@ class JointCoupling(Coupling):
         follower_coordinate: int = 0,
         curve: Any = None,
         active: Any = None,
+        compliance: Any = None,
+        damping: Any = None,
     ) -> None:
-        super().__init__(curve=curve, active=active)
+        super().__init__(curve=curve, active=active, compliance=compliance, damping=damping)
         self.leader, self.follower = leader, follower
         self.coordinates = (leader_coordinate, follower_coordinate)
         self.ratio = ratio
@@ -127,18 +133,28 @@ class JointLock(Coupling):
         offset: the value, (...,) [m, rad].
         coordinate: which free coordinate of the joint, translations first.
         active: 1, or 0 where the coordinate is free, (...,); None: the lock always acts.
+        compliance, damping: of a lock that yields, as of `JointCoupling`.
 
     Raises:
-        ValueError: a switch that is neither 0 nor 1.
+        ValueError: a switch that is neither 0 nor 1, a negative compliance or damping, damping of a rigid lock.
     """
 
-    optional: ClassVar[dict[str, int]] = {"active": 0}
+    optional: ClassVar[dict[str, int]] = {"active": 0, "compliance": 0, "damping": 0}
     structural: ClassVar[frozenset[str]] = frozenset({"follower", "coordinate"})
     end_names = ENDS[1:]
     curve: None = None
 
-    def __init__(self, joint: str, offset: Any = 0.0, *, coordinate: int = 0, active: Any = None) -> None:
-        super().__init__(active=active)
+    def __init__(
+        self,
+        joint: str,
+        offset: Any = 0.0,
+        *,
+        coordinate: int = 0,
+        active: Any = None,
+        compliance: Any = None,
+        damping: Any = None,
+    ) -> None:
+        super().__init__(active=active, compliance=compliance, damping=damping)
         self.follower, self.coordinate = joint, coordinate
         self.offset = offset
 
@@ -173,7 +189,7 @@ class SumCoupling(Coupling):
     Args:
         leaders, followers: name of a joint, or (name, coordinate) of a joint with several -> coefficient, (...,), in x and in y.
         ratio: d y / d x, (...,). offset: y where x = 0, (...,) [m, rad].
-        curve, active: as of `JointCoupling`.
+        curve, active, compliance, damping: as of `JointCoupling`.
 
     Raises:
         ValueError: no followers, a coordinate twice.
@@ -193,8 +209,10 @@ class SumCoupling(Coupling):
         offset: Any = 0.0,
         curve: Any = None,
         active: Any = None,
+        compliance: Any = None,
+        damping: Any = None,
     ) -> None:
-        super().__init__(curve=curve, active=active)
+        super().__init__(curve=curve, active=active, compliance=compliance, damping=damping)
         sides = {True: leaders, False: followers}
         parts = [(key, value, leads) for leads, side in sides.items() for key, value in side.items()]
         ends = [(End(*((key, 0) if isinstance(key, str) else key), leads), value) for key, value, leads in parts]
@@ -251,9 +269,9 @@ def infeasible(couplings: Mapping[str, Coupling], joints: Mapping[str, Joint]) -
     """Couplings whose followers have limits that leave no room within those of their leaders: name -> both ranges, in words.
 
     The range of a coordinate is what its own limits and couplings leave, so that a chain of couplings is seen as a whole. Angles may differ
-    by a turn. Sums of several coordinates, and couplings that can be switched off, are not looked at.
+    by a turn. Sums of several coordinates, and couplings that can be switched off or yield, are not looked at.
     """
-    firm = {name: coupling for name, coupling in couplings.items() if coupling.active is None}
+    firm = {name: coupling for name, coupling in couplings.items() if coupling.active is None and coupling.compliance is None}
     locks = {name: coupling for name, coupling in firm.items() if isinstance(coupling, JointLock)}
     pairs = {name: coupling for name, coupling in firm.items() if isinstance(coupling, JointCoupling)}
     ranges: dict[tuple[str, int], tuple[Tensor, Tensor]] = {}

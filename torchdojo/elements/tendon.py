@@ -4,12 +4,23 @@ A path has a length L of the poses, and its gradient g, the wrench of a unit of 
 of the step, the current configuration and h (the law of MuJoCo's implicit integrators, and of dampers and springs of joints here):
 
     rate       L̇ = g · V⁺                                         gradient of now, velocity of the step
-    row        λ − h (k e − (d + h k⁺) L̇ + u) = 0                 impulse λ along L: positive pushes the ends apart
-    impulses   λ g on the bodies
+    row        λ − h (k e − (d + h k⁺) L̇ + u + N + F) + a (L̇ − L̇⁻) = 0
+    impulses   λ g on the bodies                                   λ along L: positive pushes the ends apart
 
 e is by how much the length is below `rest_lower`, or minus by how much it is above `rest_upper`, and zero in between. So springs are
 explicit and keep their energy to h², and dampers are implicit and never do positive work: −d L̇². With `implicit`, k⁺ = k where e is not
 zero, else 0: the spring is backward Euler along the tangent of the path, and dissipates. u is the input of an actuated tendon [N].
+
+Limits, friction and armature are optional. They are laws of the same scalar L̇, which only fall with it, so that Newton's method needs no
+slack and no dual for them, and the step stays one smooth function of its inputs:
+
+    limits     N = k_l (P(l − L⁺) − P(L⁺ − r))     with the next length L⁺ = L + h L̇ along the tangent, and limits l < r
+    friction   F = −f L̇ / √(L̇² + s²)              at most f, with creep: s = SLIP
+    armature   a (L̇ − L̇⁻)                          L̇⁻ is the rate of the step before, g⁻ · V: energy ½ a L̇² of what moves with L
+
+P(o) is zero for o ≤ 0, o²/(2w) up to w = SOFTENING, then o − w/2: a spring of stiffness k_l on one side, exactly off inside of the limits.
+It acts at the next length, so it is backward Euler: it takes the energy of what runs into it, as an inelastic stop, and does not bounce. At
+rest it gives by the force over k_l.
 
 The gradient of the straight parts is made of opposite forces along one line, so linear and angular momentum are kept.
 """
@@ -22,11 +33,16 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from torchdojo.elements.element import Element, Motion, Pose
+from torchdojo.elements.element import Element, Motion, Pose, previous_pose
 from torchdojo.elements.joint import Joint, pulled_back
 from torchdojo.parameters import as_tensor, require
 
 __all__ = ["Path", "Tendon"]
+
+SOFTENING = 1e-6  # [m] over which a limit comes in
+SLIP = 1e-4  # [m/s] friction is 70 % of its bound at this rate
+LIMIT_STIFFNESS = 1e6  # [N/m]
+FAR = 1e9  # [m] where a limit is that does not exist
 
 
 class Path(NamedTuple):
@@ -59,26 +75,52 @@ class Tendon(Element):
         rest: length at which the spring has no force [m], a number, or (lower, upper) between which it has none.
         implicit: whether the spring acts at the next length, for stiff ones (h² k above a fraction of the inertia).
         actuated: whether the tendon has an input in u: a force along its length [N], positive pushes, negative pulls.
+        limits: (lower, upper) length [m], each a number, (...,), or None where that side has no limit. None: no limits.
+        limit_stiffness: k_l of these one-sided springs [N/m], (...,).
+        friction: f, a bound on a force against the rate of the length [N], (...,). None: no friction.
+        armature: a, the inertia of what moves with the length, as of a spool [kg], (...,). None: no armature.
 
     Raises:
-        ValueError: negative stiffness or damping, a lower rest length above the upper one.
+        ValueError: negative stiffness, damping, friction or armature, a lower length above the upper one.
     """
 
     num_rows = 1
     fields: ClassVar[dict[str, int]] = {"stiffness": 0, "damping": 0, "rest_lower": 0, "rest_upper": 0}
+    optional: ClassVar[dict[str, int]] = {"limit_lower": 0, "limit_upper": 0, "limit_stiffness": 0, "friction": 0, "armature": 0}
     noun: ClassVar[str] = "tendon"
     structural: ClassVar[frozenset[str]] = frozenset({"actuated", "implicit"})
     stiffness: Tensor
     damping: Tensor
     rest_lower: Tensor
     rest_upper: Tensor
+    limit_lower: Tensor | None
+    limit_upper: Tensor | None
+    limit_stiffness: Tensor | None
+    friction: Tensor | None
+    armature: Tensor | None
     #: joints that the path runs over, which `attach` finds
     joints: tuple[Joint, ...] = ()
 
     def __init__(
-        self, *, stiffness: Any = 0.0, damping: Any = 0.0, rest: Any = 0.0, implicit: bool = False, actuated: bool = False
+        self,
+        *,
+        stiffness: Any = 0.0,
+        damping: Any = 0.0,
+        rest: Any = 0.0,
+        implicit: bool = False,
+        actuated: bool = False,
+        limits: Any = None,
+        limit_stiffness: Any = LIMIT_STIFFNESS,
+        friction: Any = None,
+        armature: Any = None,
     ) -> None:
         super().__init__()
+        given = {name: value for name, value in (("friction", friction), ("armature", armature)) if value is not None}
+        if limits is not None:
+            given = self._limits(limits) | {"limit_stiffness": limit_stiffness} | given
+        self.set_fields({**type(self).fields, **{name: self.optional[name] for name in given}})
+        for name, value in given.items():
+            setattr(self, name, value)
         self.implicit, self.actuated = implicit, actuated
         self.stiffness, self.damping = stiffness, damping
         pair = rest if isinstance(rest, (tuple, list)) else (rest, rest)
@@ -88,13 +130,29 @@ class Tendon(Element):
         require(lower.detach() <= upper.detach(), self.label("rest"), lower, f"lower lengths at most the upper ones, {upper.tolist()}")
         self.rest_lower, self.rest_upper = pair
 
+    def _limits(self, limits: Any) -> dict[str, Any]:
+        """The fields of limits; a side without one is far away."""
+        if not isinstance(limits, (tuple, list)) or len(limits) != 2:
+            raise ValueError(f"{self.label('limits')}: got {limits!r}; allowed: a pair (lower, upper) [m], None where a side has none")
+        lower, upper = (far if value is None else value for value, far in zip(limits, (-FAR, FAR), strict=True))
+        below, above = as_tensor(lower, self.label("limits")), as_tensor(upper, self.label("limits"))
+        require(below.detach() < above.detach(), self.label("limits"), below, f"lower lengths below the upper ones, {above.tolist()}")
+        return {"limit_lower": lower, "limit_upper": upper}
+
+    @property
+    def reads_incoming(self) -> bool:  # type: ignore[override]
+        return self.armature is not None
+
+    def kind(self) -> tuple[object, ...]:
+        return (*super().kind(), *(name in self.fields for name in self.optional))
+
     @property
     def num_inputs(self) -> int:  # type: ignore[override]
         return int(self.actuated)
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         value = super().check_field(name, value)
-        if name in ("stiffness", "damping"):
+        if name in ("stiffness", "damping", "limit_stiffness", "friction", "armature"):
             require(value >= 0, self.label(name), value, "numbers >= 0")
         return value
 
@@ -128,12 +186,29 @@ class Tendon(Element):
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         h = timestep[..., 0]
         length, pulls = path = self.path(*[motion.pose for motion in motions])
+        rate = path.rate([motion.twist for motion in motions])
         stretch = self.stretch(length)
         damping = self.damping
         if self.implicit:
             damping = damping + h * torch.where(stretch != 0, self.stiffness, 0.0)
-        force = self.stiffness * stretch - damping * path.rate([motion.twist for motion in motions])
+        force = self.stiffness * stretch - damping * rate
         if u.shape[-1]:
             force = force + u[..., 0]
+        if self.limit_stiffness is not None:
+            assert self.limit_lower is not None and self.limit_upper is not None  # they come together
+            ahead = length + h * rate
+            force = force + self.limit_stiffness * (overshoot(self.limit_lower - ahead) - overshoot(ahead - self.limit_upper))
+        if self.friction is not None:
+            force = force - self.friction * rate / (rate**2 + SLIP**2).sqrt()
+        if self.armature is not None:
+            before = [previous_pose(motion.pose, motion.incoming, motion.timestep) for motion in motions]
+            incoming = self.path(*before).rate([motion.incoming for motion in motions])
+            force = force - self.armature * (rate - incoming) / h
         wrenches = [(impulse * force_, impulse * torque) for force_, torque in pulls]
         return wrenches, impulse - (h * force)[..., None]
+
+
+def overshoot(over: Tensor) -> Tensor:
+    """P(o): zero before a limit, and by how much a length is behind it, with a smooth start."""
+    start = over.clamp(0, SOFTENING)
+    return start / SOFTENING * (over - 0.5 * start)

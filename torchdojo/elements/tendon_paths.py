@@ -43,7 +43,7 @@ class FixedTendon(Tendon):
     Args:
         joints: name of a joint, or (name, coordinate) of a joint with several coordinates -> coefficient, numbers or (...,) tensors.
         offset: length where all coordinates are zero [m], (...,).
-        laws: `stiffness`, `damping`, `rest`, `implicit`, `actuated`, as in `Tendon`.
+        laws: `stiffness`, `damping`, `rest`, `implicit`, `actuated`, `limits`, `limit_stiffness`, `friction`, `armature`, as in `Tendon`.
 
     Raises:
         ValueError: no joint; and, in a mechanism, unknown names, joints without that coordinate.
@@ -156,17 +156,18 @@ class Pulley:
     """The end of a branch of a tendon, and the start of the next one, whose length counts with 1/divisor.
 
     Args:
-        divisor: of the branch that follows, positive.
+        divisor: of the branch that follows, not zero. Negative: its length is subtracted. ``Pulley(-1.0)`` between two strings makes the
+            difference of their lengths, which a stiff spring keeps: an equality of two strings.
 
     Raises:
-        ValueError: a divisor that is not positive.
+        ValueError: a divisor of zero.
     """
 
     divisor: Any
 
     def __post_init__(self) -> None:
         divisor = as_tensor(self.divisor, "Pulley divisor")
-        require(divisor > 0, "Pulley divisor", divisor, "positive numbers")
+        require(divisor != 0, "Pulley divisor", divisor, "numbers that are not zero")
 
 
 class Span(NamedTuple):
@@ -194,7 +195,7 @@ class SpatialTendon(Tendon):
     Args:
         path: `td.Site`, or names of `sites`; between two sites a `td.Wrap`; between branches a `td.Pulley`. A branch has two sites or more.
         sites: name -> `td.Site`, for the names in the path: `mech.sites`.
-        laws: `stiffness`, `damping`, `rest`, `implicit`, `actuated`, as in `Tendon`.
+        laws: `stiffness`, `damping`, `rest`, `implicit`, `actuated`, `limits`, `limit_stiffness`, `friction`, `armature`, as in `Tendon`.
 
     The numbers are fields of the tendon: `points` (..., n, 3) of the sites, `centers` (..., k, 3), `turns` (..., k, 4) and `radii` (..., k)
     of the surfaces, `sides` (..., m, 3) of side sites, all in the frames of their bodies [m], and `divisors` (..., p).
@@ -263,7 +264,7 @@ class SpatialTendon(Tendon):
         del self._sites, self._names
         present = {"points": 2, **({"centers": 2, "turns": 2, "radii": 1} if frames else {})}
         present |= ({"sides": 2} if sides else {}) | ({"divisors": 1} if divisors else {})
-        self.set_fields({**type(self).fields, **present})
+        self.set_fields({**self.fields, **present})
         self.points = torch.stack(points)
         if frames:
             self.centers, self.turns = torch.stack([f.position for f in frames]), torch.stack([f.orientation for f in frames])
@@ -295,8 +296,10 @@ class SpatialTendon(Tendon):
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         value = super().check_field(name, value)
-        if name in ("radii", "divisors"):
+        if name == "radii":
             require(value > 0, self.label(name), value, "positive numbers")
+        if name == "divisors":
+            require(value != 0, self.label(name), value, "numbers that are not zero")
         if name in ("points", "centers", "turns", "radii"):
             count = len(self.site_bodies if name == "points" else self.surfaces)
             if value.shape[-self.fields[name]] != count:
@@ -341,7 +344,7 @@ class SpatialTendon(Tendon):
             surface = self.surfaces[span.surface]
             pose = poses[surface.body]
             center = pose.point(self.centers[..., span.surface, :])
-            turn = quat.multiply(pose.q, self.turns[..., span.surface, :])
+            turn = quat.multiply(pose.q, quat.normalize(self.turns[..., span.surface, :]))
             side = None if surface.side < 0 else poses[self.side_bodies[surface.side]].point(self.sides[..., surface.side, :])
             wraps, first, second, arc = wrap(start, end, center, turn, self.radii[..., span.surface], cylinder=surface.cylinder, side=side)
             touching = wraps[..., None]

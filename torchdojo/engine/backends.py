@@ -332,5 +332,5 @@ class Backends:
 
 
 def _by_reference(lowered: Program, parameters: Sequence[Tensor]) -> bool:
-    """Whether parameters require grad of a mechanism with tendons, by which the kernel has no gradients."""
-    return bool(lowered.tendon_groups) and torch.is_grad_enabled() and any(p.requires_grad for p in parameters)
+    """Whether parameters require grad by which the kernel has no gradients."""
+    return lowered.leaves_numbers and torch.is_grad_enabled() and any(p.requires_grad for p in parameters)

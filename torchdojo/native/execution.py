@@ -163,9 +163,9 @@ def backward(
 
     `grads` are the gradients of trajectory and impulses. `saved` has the trajectory, solutions, status and substeps.
     """
-    if program.tendon_groups and any(needs[3:]):
+    if program.leaves_numbers and any(needs[3:]):
         raise RuntimeError(
-            "gradients by parameters of a mechanism with tendons: got them asked of the kernel, inside a transform or of compiled code; "
+            "gradients by parameters of a FixedTendon with armature: got them asked of the kernel, inside a transform or of compiled code; "
             'allowed: SolverOptions(backend="reference")'
         )
     trajectory = saved[0]

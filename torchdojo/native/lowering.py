@@ -365,6 +365,7 @@ class _Lowering:
                 num_ends=len(element.ends),
                 counts_turns=element.counts_turns,
                 curved="curve" in piece.group.fields,
+                damped="damping" in piece.group.fields,
             )
             rows.append(values)
             first = piece.place(member, "coefficients")

@@ -225,7 +225,7 @@ def _values(piece: Piece, fields: dict[str, Tensor]) -> dict[str, Tensor]:
     if isinstance(element, Coupling):
         return fields | ({"off": 1.0 - fields["active"]} if "active" in fields else {})
     if isinstance(element, Tendon):
-        return fields
+        return fields | ({"turns": normalize(fields["turns"])} if "turns" in fields else {})
     laws = {name: fields[name] for name in ("friction", *CONTACT_LAWS, *COUPLES) if name in fields}
     if is_plain(group):
         normal = unit(fields["normal"])

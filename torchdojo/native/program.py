@@ -24,6 +24,7 @@ from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.near_contact import NearContact
 from torchdojo.elements.servo import SERVO
 from torchdojo.elements.tendon import Tendon
+from torchdojo.elements.tendon_paths import FixedTendon
 from torchdojo.native import calls, graph, header
 from torchdojo.native.loader import NativeUnavailable, library
 from torchdojo.native.lowering import lower
@@ -78,6 +79,8 @@ class Program:
         self.pieces, self.num_parameters = pieces_of(system)
         self.bounds = bounds(self.pieces, samples_of(self.pieces, self.num_parameters)[1])
         self.tendon_groups = [g for g in system.groups if isinstance(g.template, Tendon)]
+        #: whether gradients by numbers are left to the reference: rates before the step of sums of coordinates have none by their joints
+        self.leaves_numbers = any(isinstance(g.template, FixedTendon) and "armature" in g.fields for g in self.tendon_groups)
         self.joint_groups = [g for g in system.groups if isinstance(g.template, StandardJoint)]
         self.num_impulses = sum(piece.stop - piece.start for piece in system.impulse_layout.values())
         self.tree, self.has_loops = self._tree(), self._has_loops()
@@ -142,7 +145,8 @@ class Program:
         acting = [(bool(own["spring"].any()), _damps(group, own)) for group, own in zip(self.joint_groups, joints, strict=True)]
         for group in self.tendon_groups:
             own, implicit = fields[id(group)], bool(getattr(group.template, "implicit", False))
-            acting.append((bool(own["damping"].any()) or (implicit and bool(own["stiffness"].any())), False))
+            always = any(name in own for name in Tendon.optional)
+            acting.append((always or bool(own["damping"].any()) or (implicit and bool(own["stiffness"].any())), False))
         return tuple(acting)
 
     def handle(self, parameters: Sequence[Tensor]) -> int:

@@ -11,7 +11,7 @@ import enum
 import numpy as np
 
 from torchdojo.dynamics import integrator
-from torchdojo.elements import contact, couplings, hard_maps, joint_cones, path_maps
+from torchdojo.elements import contact, couplings, hard_maps, joint_cones, path_maps, tendon
 from torchdojo.elements.contacts import ImpactContact, LinearContact, NonlinearContact
 from torchdojo.elements.element import Element
 from torchdojo.elements.near_contact import NearContact
@@ -146,7 +146,7 @@ HEAD = _row(
     "num_fill num_joint_cones num_free_data num_pairs num_couples num_couplings num_links num_coordinates num_polytope_words",
     "num_coupling_ends",
     "num_tendons num_tendon_bodies num_tendon_parts num_tendon_blocks",
-    "num_damped_tendons",  # with a damper or an implicit spring
+    "num_damped_tendons",  # whose impulses depend on velocities
     "num_samples",  # of height fields, behind the packed parameters
 )
 BODY = _row(
@@ -215,6 +215,7 @@ COUPLING = _row(
     "first_end num_ends",  # in the table of ends
     "counts_turns",  # whether angles have the full turns that close the coupling
     "curved",  # whether the law has more than a ratio
+    "damped",  # whether it yields with a damper
 )
 COUPLING_END = _row(
     "joint coordinate",
@@ -229,7 +230,9 @@ TENDON = _row(
     "row input",  # positions in w and in u (−1: not actuated)
     "parameters",
     "offset",  # position of the length of a sum where all coordinates are zero (−1: a string)
-    "spatial implicit damped",  # whether it is a string, its spring is implicit, a damper or an implicit spring acts
+    "spatial implicit",  # whether it is a string, and whether its spring is implicit
+    "damped",  # whether its impulse depends on the velocities of the step
+    "limited rubs armature",  # whether it has limits, friction, armature
     "first_body num_bodies",  # its places: bodies may repeat
     "first_part num_parts",
     "first_block",  # of the pairs of its places
@@ -326,8 +329,11 @@ FREE_PARAMETERS = numbers(spring=1, damper=1, rest=1, armature=1, stiffness=1)
 DRIVE_PARAMETERS = numbers(half=1, middle=1, stiffness=1, damping=1)  # per free direction: half the width and the middle of the range
 # A number of each law and of each couple stands behind the others, where it is given.
 CONTACT_PARAMETERS = numbers(point=3, radius=1, offset=1, normal=3, tangents=6, friction=1)
-COUPLING_PARAMETERS = numbers(ratio=1, offset=1, curve=3, off=1)  # off: 1 − active; coefficients of the ends stand behind, where given
-TENDON_PARAMETERS = numbers(stiffness=1, damping=1, rest_lower=1, rest_upper=1)  # then those of the path
+# off: 1 − active. Coefficients of the ends stand behind, where given.
+COUPLING_PARAMETERS = numbers(ratio=1, offset=1, curve=3, off=1, compliance=1, damping=1)
+TENDON_PARAMETERS = numbers(  # then those of the path
+    stiffness=1, damping=1, rest_lower=1, rest_upper=1, limit_lower=1, limit_upper=1, limit_stiffness=1, friction=1, armature=1
+)
 # Each actuator has the numbers of its law (actuation.py). A range (lower, upper) of each input follows.
 ACTUATOR_PARAMETERS = numbers(gear=1, gain=3, bias=3, length0=1, ctrlrange=2, forcerange=2, carried_damping=1)
 # Each drive has the ranges of its control, force and activation, the numbers of its laws, and at a site the wrench per force, in body axes.
@@ -407,6 +413,8 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
         "resting_acceleration": contact.RESTING_ACCELERATION,
         "recovery_share": joint_cones.RECOVERY_SHARE,
         "most_turns": couplings.MOST_TURNS,
+        "tendon_slip": tendon.SLIP,
+        "tendon_softening": tendon.SOFTENING,
         "alike": couplings.ALIKE,
         "satisfied": couplings.SATISFIED,
         "impulse_weight": path_maps.IMPULSE_WEIGHT,

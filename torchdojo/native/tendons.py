@@ -40,7 +40,7 @@ def tendon_tables(
     """The tables of tendons.
 
     Args:
-        tendons: piece, member, and whether a damper or an implicit spring acts. joints: their numbers, by id. world: number of bodies.
+        tendons: piece, member, and whether the impulse depends on velocities. joints: their numbers, by id. world: number of bodies.
         block: of the condensed matrix for two bodies.
     """
     rows: list[tuple] = []
@@ -62,6 +62,9 @@ def tendon_tables(
             spatial=isinstance(tendon, SpatialTendon),
             implicit=tendon.implicit,
             damped=damped,
+            limited="limit_stiffness" in tendon.fields,
+            rubs="friction" in tendon.fields,
+            armature="armature" in tendon.fields,
             first_body=len(bodies),
             num_bodies=len(places),
             first_part=len(parts),

@@ -3,7 +3,8 @@
 //
 // The multiplier λ acts along a follower's coordinate with the follower's coefficient, along a leader's with −p′(x) times the leader's. All
 // act at the current configuration, as limits do, through the transposed Jacobian of the coordinate. The full turns that close the coupling
-// of two angles depend on data only and have no derivative. A coupling that is switched off has the row h λ = 0.
+// of two angles depend on data only and have no derivative. A coupling that is switched off has the row h λ = 0. One with a compliance α and
+// a damping d yields: c⁺ + α d (c⁺ − c)/h + α λ/h = 0.
 #pragma once
 
 #include "elements/joint_geometry.hpp"
@@ -173,6 +174,10 @@ private:
             }
         });
         if (coupling.counts_turns) count_turns(problem, coupling, data, law, following, turning);
+        const T *p = &problem.parameters[coupling.parameters];
+        data.gap_now = following - law(data.leading);
+        data.given = p[parameter::coupling::compliance] * problem.inverse_timestep;
+        data.stretched = 1.0 + data.given * p[parameter::coupling::damping];
         const T slope = law.slope(data.leading);
         for (int e = coupling.first_end; e < coupling.first_end + coupling.num_ends; ++e) {
             CouplingEndData<T> &own = problem.coupling_ends[e];
@@ -182,7 +187,7 @@ private:
 
     // Sets the turns of at most one leader and one follower, with coefficients of one, and adds them to the sum of leaders.
     static void count_turns(Problem<T> &problem, const CouplingTable &coupling, CouplingData<T> &data, const CouplingLaw<T> &law,
-                            const T &following, const bool *turning) {
+                            T &following, const bool *turning) {
         const T gap = following - law(data.leading);
         T turns[2] = {};
         for (int lane = 0; lane < lanes<T>; ++lane) {
@@ -196,7 +201,7 @@ private:
         }
         for (int e = coupling.first_end; e < coupling.first_end + coupling.num_ends; ++e)
             problem.coupling_ends[e].turns = turns[problem.mechanism.coupling_ends[e].leads ? 0 : 1];
-        data.leading += turns[0];
+        data.leading += turns[0], following += turns[1];
     }
 
     static void linearize(Problem<T> &problem, const CouplingTable &coupling, CouplingData<T> &data, const T *w) {
@@ -213,14 +218,14 @@ private:
             T &sum = end.row.leads ? data.leading_next : following;
             sum += own.coefficient * own.coordinate_next;
         });
-        data.gap = following - law(data.leading_next);
+        data.gap = data.stretched * (following - law(data.leading_next)) - (data.stretched - 1.0) * data.gap_now + data.given * lambda;
         problem.residual[coupling.row] = data.on * data.gap + h * off * lambda;
-        problem.values[coupling.diagonal] = h * off;
+        problem.values[coupling.diagonal] = h * off + data.on * data.given;
         const T slope = law.slope(data.leading_next);
         each_end(problem, coupling, [&](const CouplingEnd<T> &end, int e) {
             CouplingEndData<T> &own = problem.coupling_ends[e];
             const BodyData<T> &parent = problem.bodies[end.joint.parent], &child = problem.bodies[end.joint.child];
-            own.weight_next = end.row.leads ? -(data.on * slope * own.coefficient) : data.on * own.coefficient;
+            own.weight_next = data.stretched * (end.row.leads ? -(data.on * slope * own.coefficient) : data.on * own.coefficient);
             const RowGradient<T, T> after = end.gradient(problem, parent.next, child.next, own.relative_next, own.angle_next);
             own.next = {own.weight_next * after.x_child, own.weight_next * after.phi_child, own.weight_next * after.phi_parent};
             // Wrench of λ on child and parent, and the row. The force on the parent is minus the force on the child.
@@ -253,12 +258,17 @@ private:
     template <class R>
     static void multiply(AdjointState<T, R> &adjoint, const Problem<T> &problem, int c, const T *w) {
         const CouplingTable &coupling = problem.mechanism.couplings[c];
-        const R mu = adjoint.multiplier[coupling.row];
+        const CouplingData<T> &data = problem.couplings[c];
+        const R mu = adjoint.multiplier[coupling.row], by_gap = (data.stretched - 1.0) * mu;
         each_end(problem, coupling, [&](const CouplingEnd<T> &end, int e) {
-            const RowGradient<T, T> &g = problem.coupling_ends[e].next;
+            const CouplingEndData<T> &own = problem.coupling_ends[e];
+            const RowGradient<T, T> &g = own.next;
             adjoint.subtract(adjoint.x_next, end.joint, mu * g.x_child, -(mu * g.x_child));
             adjoint.subtract(adjoint.phi_next, end.joint, mu * g.phi_child, mu * g.phi_parent);
             impulse_product(adjoint, problem, end.joint, end.data, adjoint.coupling_impulses[e]);
+            const BodyPose<T> &parent = problem.bodies[end.joint.parent].pose, &child = problem.bodies[end.joint.child].pose;
+            const R own_weight = own.weight * by_gap;
+            if (coupling.damped) adjoint.add(own_weight, end.gradient(problem, parent, child, end.data.now, own.angle), end.joint);
         });
         if (coupling.curved) add_bend(adjoint, problem, c, w[coupling.row]);
     }
@@ -291,31 +301,40 @@ private:
         });
     }
 
-    // −μ (y⁺ − p(x⁺)), and the multiplier along the coordinates now.
+    // −μ times the row, and the multiplier along the coordinates now.
     static void add_parameters(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, int number, const T *w) {
         const CouplingTable &coupling = problem.mechanism.couplings[number];
         const CouplingData<T> &data = problem.couplings[number];
         const CouplingLaw<T> law(problem, coupling);
         const T mu = adjoint.multiplier[coupling.row], lambda = w[coupling.row], x = data.leading, next = data.leading_next;
         const T slope = law.slope(x), slope_next = law.slope(next);
-        T power[2] = {};  // of unit impulses along the sums of followers and of leaders
+        T power[2] = {}, following_next{};  // of unit impulses along the sums of followers and of leaders
         each_end(problem, coupling, [&](const CouplingEnd<T> &end, int e) {
             const CouplingEndData<T> &own = problem.coupling_ends[e];
             const JointGradient<T> g(problem, adjoint.multiplier.data(), end.joint, end.data, nullptr);
             power[end.row.leads ? 1 : 0] += own.coefficient * dot(end.f, pushed(end, own, g));
+            if (!end.row.leads) following_next += own.coefficient * own.coordinate_next;
         });
         T *sum = &to.sum[coupling.parameters];
         const T held = data.on * mu, pushes = data.on * lambda * power[1];
         sum[parameter::coupling::offset] += held;
-        sum[parameter::coupling::ratio] += held * next - pushes;
+        const T stretched = data.stretched, loose = stretched - 1.0;
+        sum[parameter::coupling::ratio] += held * (stretched * next - loose * x) - pushes;
         T x_power = x, next_power = next * next;
         for (int i = 0; i < 3; ++i) {
-            sum[parameter::coupling::curve + i] += held * next_power - (2.0 + i) * (pushes * x_power);
+            sum[parameter::coupling::curve + i] += held * (stretched * next_power - loose * (x * x_power)) - (2.0 + i) * (pushes * x_power);
             x_power = x_power * x, next_power = next_power * next;
         }
         const T off = problem.parameters[coupling.parameters + parameter::coupling::off];
         sum[parameter::coupling::off] += mu * data.gap - lambda * (power[0] - slope * power[1]) - problem.timestep() * mu * lambda;
         to.by_timestep -= off * mu * lambda;
+        const T alpha = problem.parameters[coupling.parameters + parameter::coupling::compliance];
+        const T damping = problem.parameters[coupling.parameters + parameter::coupling::damping];
+        const T moving = problem.inverse_timestep * ((following_next - law(next)) - data.gap_now);  // (c⁺ − c)/h
+        const T by_alpha = held * (damping * moving + problem.inverse_timestep * lambda);
+        sum[parameter::coupling::compliance] -= by_alpha;
+        sum[parameter::coupling::damping] -= held * alpha * moving;
+        to.by_timestep += problem.inverse_timestep * alpha * by_alpha;
         const T by_leading = -(pushes * law.bend(x));
         each_end(problem, coupling, [&](const CouplingEnd<T> &end, int e) {
             const CouplingEndData<T> &own = problem.coupling_ends[e];
@@ -324,15 +343,17 @@ private:
             const Vec3<T> push = pushed(end, own, g);
             g.add_free(end.row.coordinate, (lambda * own.weight) * push);
             g.add_coordinate(end.row.coordinate, -mu * own.weight_next, own.relative_next, own.angle_next);
-            if (coupling.curved && end.row.leads) {
-                const BodyPose<T> &parent = problem.bodies[end.joint.parent].pose, &child = problem.bodies[end.joint.child].pose;
-                g.add_coordinate(end.row.coordinate, by_leading * own.coefficient, parent, child, end.data.now, own.angle);
-            }
+            const BodyPose<T> &parent = problem.bodies[end.joint.parent].pose, &child = problem.bodies[end.joint.child].pose;
+            T by_now = coupling.damped ? loose * mu * own.weight : T{};
+            if (coupling.curved && end.row.leads) by_now += by_leading * own.coefficient;
+            if (coupling.damped || coupling.curved) g.add_coordinate(end.row.coordinate, by_now, parent, child, end.data.now, own.angle);
             g.finish();
             if (end.row.coefficient < 0) return;
-            const T along = data.on * lambda * dot(end.f, push), moved = held * own.coordinate_next;
+            const T now = own.coordinate + own.turns;
+            const T along = data.on * lambda * dot(end.f, push), moved = held * stretched * own.coordinate_next;
+            const T left = held * loose * now;
             to.sum[end.row.coefficient] +=
-                end.row.leads ? slope_next * moved - slope * along + by_leading * (own.coordinate + own.turns) : along - moved;
+                end.row.leads ? slope_next * moved - slope * left - slope * along + by_leading * now : along - moved + left;
         });
     }
 

@@ -134,12 +134,16 @@ template <class T>
 struct CouplingData {
     T on;  // 1, or 0 where the coupling is switched off
     T leading, leading_next;  // sums of the leaders' coordinates x at the current and the next configuration
-    T gap;  // of the row at the next configuration, where it is on
+    T gap_now;  // c
+    T given, stretched;  // α/h and 1 + α d/h: the row has c⁺ stretched − c (stretched − 1) + λ given
+    T gap;  // of the row, where it is on
 };
 
 template <class T>
 struct TendonData {
     T given, damping, stiffness;  // h (k e + u); h D; the derivative of `given` by the length
+    T length, incoming;  // now; and the rate of the step before, where it has armature
+    T by_rate, by_length;  // at a point w: minus the derivative of the impulse by the rate, and the one by the length
 };
 
 // The derivative of a length: by the displacement of a body, world frame, and by its rotation, body frame.

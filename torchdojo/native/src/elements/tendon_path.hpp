@@ -31,7 +31,18 @@ public:
     // Length; sets the pulls of all places.
     T length(Pull<T> *pulls) const {
         if (!tendon.spatial) return sum_of_coordinates(pulls);
-        return along<T>(poses, pulls);
+        return along<T>(poses, pulls, NoSum{});
+    }
+
+    // Adds the gradient of by_length · L + g · c by the numbers of a string to `sum`, in their places. Points of contact are stationary, so
+    // the forces of the string are the gradient by sites and centers, and the angle of the arc is the one by the radius.
+    void add_parameters(const T &by_length, const Pull<T> *c, T *sum) const {
+        Placed<Tangent<T, T>> placed[most_tendon_bodies];
+        Pull<Tangent<T, T>> moved[most_tendon_bodies];
+        move(c, placed);
+        const Placed<Tangent<T, T>> *frames[most_tendon_bodies];
+        for (int i = 0; i < places(); ++i) frames[i] = &placed[i];
+        along<Tangent<T, T>>(frames, moved, PathSum{by_length, sum});
     }
 
     // Calls add(place, x, φ) with gradients of by_length · L + g · c by the poses, for the pulls of `length`.
@@ -42,16 +53,9 @@ public:
         Placed<S> placed[most_tendon_bodies];
         const Placed<S> *frames[most_tendon_bodies];
         Pull<S> moved[most_tendon_bodies];
-        for (int i = 0; i < places(); ++i) {
-            const BodyPose<T> &pose = *poses[i];
-            frames[i] = &placed[i];
-            placed[i].x = {{pose.x.x, c[i].force.x}, {pose.x.y, c[i].force.y}, {pose.x.z, c[i].force.z}};
-            for (int r = 0; r < 3; ++r) {
-                const Vec3<R> by_turn = cross(pose.R.row(r), c[i].torque);
-                for (int k = 0; k < 3; ++k) placed[i].R.m[3 * r + k] = {pose.R.m[3 * r + k], by_turn[k]};
-            }
-        }
-        along<S>(frames, moved);
+        for (int i = 0; i < places(); ++i) frames[i] = &placed[i];
+        move(c, placed);
+        along<S>(frames, moved, NoSum{});
         const auto slope = [](const Vec3<S> &v) { return Vec3<R>{v.x.d, v.y.d, v.z.d}; };
         for (int i = 0; i < places(); ++i)
             if (body(i) < m.num_bodies)
@@ -66,10 +70,36 @@ private:
         Vec3<S> x;
         Mat3<S> R;
     };
+    // Where derivatives by the numbers of a string go: nowhere, or by_length · value + slope to their places in `sum`.
+    struct NoSum {
+        static constexpr bool active = false;
+    };
+    struct PathSum {
+        static constexpr bool active = true;
+        T by_length, *sum;
+
+        T of(const Tangent<T, T> &x) const { return by_length * x.v + x.d; }
+        void add(int32_t place, const Tangent<T, T> &x) const { sum[place] += of(x); }
+        void add3(int32_t place, const Vec3<Tangent<T, T>> &v) const { add(place, v.x), add(place + 1, v.y), add(place + 2, v.z); }
+    };
+
     const MechanismTable &m;
     const TendonTable &tendon;
     const T *parameters;
     const BodyPose<T> *poses[most_tendon_bodies];
+
+    // The poses, moving along c.
+    template <class R>
+    void move(const Pull<R> *c, Placed<Tangent<T, R>> *placed) const {
+        for (int i = 0; i < places(); ++i) {
+            const BodyPose<T> &pose = *poses[i];
+            placed[i].x = {{pose.x.x, c[i].force.x}, {pose.x.y, c[i].force.y}, {pose.x.z, c[i].force.z}};
+            for (int r = 0; r < 3; ++r) {
+                const Vec3<R> by_turn = cross(pose.R.row(r), c[i].torque);
+                for (int k = 0; k < 3; ++k) placed[i].R.m[3 * r + k] = {pose.R.m[3 * r + k], by_turn[k]};
+            }
+        }
+    }
 
     // -- strings ---------------------------------------------------------------------------------------------------------------------
 
@@ -101,12 +131,14 @@ private:
     }
 
     // Lets the force act at the site. The world takes none.
-    template <class S, class P>
-    TD_INLINE void leave(const P *const *placed, const Site<S> &site, Pull<S> *pulls) const {
-        if (site.number < 0 || fixed(site.place)) return;
+    template <class S, class P, class Sum>
+    TD_INLINE void leave(const P *const *placed, const Site<S> &site, Pull<S> *pulls, const Sum &sum) const {
+        if (site.number < 0 || (!Sum::active && fixed(site.place))) return;
         Pull<S> &pull = pulls[site.place];
+        const Vec3<S> force = transposed_times(placed[site.place]->R, site.force);
         pull.force = pull.force + site.force;
-        pull.torque = pull.torque + cross(local(site.number), transposed_times(placed[site.place]->R, site.force));
+        pull.torque = pull.torque + cross(local(site.number), force);
+        if constexpr (Sum::active) sum.add3(site.number, force);
     }
 
     // Distance and unit vector; zero between points that coincide.
@@ -120,8 +152,8 @@ private:
         return select(far, distance, none);
     }
 
-    template <class S, class P>
-    S along(const P *const *placed, Pull<S> *pulls) const {
+    template <class S, class P, class Sum>
+    S along(const P *const *placed, Pull<S> *pulls, const Sum &sum) const {
         S total = S(T{});
         for (int i = 0; i < places(); ++i) pulls[i].force = pulls[i].torque = nothing<S>();
         Site<S> here;
@@ -129,32 +161,34 @@ private:
             const rows::TendonPart &part = m.tendon_parts[tendon.first_part + k];
             const bool wraps = part.radius >= 0, whole = part.divisor < 0;
             const T weight = whole ? broadcast<T>(1.0) : inverse_of(parameters[part.divisor]);
-            if (!wraps && part.start_body == part.end_body) {  // both ends move together, and nothing pulls at them
+            if (!Sum::active && !wraps && part.start_body == part.end_body) {  // both ends move together, and nothing pulls at them
                 Vec3<T> unit;
                 const T way = straight<T>(local(part.end) - local(part.start), unit);
                 total = total + S(whole ? way : weight * way);
                 continue;
             }
             if (here.number != part.start || here.place != part.start_body) {
-                leave(placed, here, pulls);
+                leave(placed, here, pulls, sum);
                 here.at = point<S>(placed, part.start, part.start_body), here.force = nothing<S>();
                 here.number = part.start, here.place = part.start_body;
             }
             const Vec3<S> end = point<S>(placed, part.end, part.end_body);
             Vec3<S> force;  // at the end
             if (wraps) {
-                wrapped(placed, part, weight, total, here, end, force, pulls);
+                wrapped(placed, part, weight, total, here, end, force, pulls, sum);
             } else {
                 Vec3<S> unit;
                 const S way = straight<S>(end - here.at, unit);
                 total = total + (whole ? way : weight * way);
+                if constexpr (Sum::active)
+                    if (!whole) sum.add(part.divisor, -(weight * weight * way));
                 if (!whole) unit = weight * unit;
                 here.force = here.force - unit, force = unit;
             }
-            leave(placed, here, pulls);
+            leave(placed, here, pulls, sum);
             here.number = part.end, here.place = part.end_body, here.at = end, here.force = force;
         }
-        leave(placed, here, pulls);
+        leave(placed, here, pulls, sum);
         return total;
     }
 
@@ -181,9 +215,9 @@ private:
     }
 
     // A span with a surface, lane by lane where the string may touch it.
-    template <class S, class P>
+    template <class S, class P, class Sum>
     __attribute__((noinline)) void wrapped(const P *const *placed, const rows::TendonPart &part, const T &weight, S &total, Site<S> &here,
-                                           const Vec3<S> &end, Vec3<S> &force, Pull<S> *pulls) const {
+                                           const Vec3<S> &end, Vec3<S> &force, Pull<S> *pulls, const Sum &sum) const {
         const Vec3<S> &start = here.at, center = point<S>(placed, part.center, part.surface_body);
         const P &surface = *placed[part.surface_body];
         const Mat3<T> axes = rotation_matrix(load4(parameters + part.turn));
@@ -222,19 +256,52 @@ private:
         if (!any(wraps)) {
             total = total + weight * way;
             here.force = here.force - weight * along, force = weight * along;
+            if constexpr (Sum::active)
+                if (part.divisor >= 0) sum.add(part.divisor, -(weight * weight * way));
             return;
         }
         const S back = straight<S>(end - second, away);
-        total = total + weight * (way + select(wraps, arc + back, S(T{})));
+        const S whole = way + select(wraps, arc + back, S(T{}));
+        total = total + weight * whole;
         const T held = select(wraps, weight, T{});
         here.force = here.force - weight * along, force = weight * away;
-        if (fixed(part.surface_body)) return;
+        if (!Sum::active && fixed(part.surface_body)) return;
         const auto touch = [&](const Vec3<S> &point, const Vec3<S> &force) {
             Pull<S> &pull = pulls[part.surface_body];
             pull.force = pull.force + force;
             pull.torque = pull.torque + cross(transposed_times(surface.R, point - surface.x), transposed_times(surface.R, force));
         };
         touch(first, held * along), touch(second, -(held * away));
+        if constexpr (Sum::active) {
+            if (part.divisor >= 0) sum.add(part.divisor, -(weight * weight * whole));
+            add_surface(surface, frame, part, sum, held, arc, first - center, second - center, held * along, -(held * away));
+        }
+    }
+
+    // The gradient by a surface, from the points of contact from its center, and the forces there.
+    template <class S, class P>
+    void add_surface(const P &surface, const Mat3<S> &frame, const rows::TendonPart &part, const PathSum &sum, const T &held, const S &arc,
+                     const Vec3<S> &first, const Vec3<S> &second, const Vec3<S> &pull, const Vec3<S> &push) const {
+        sum.add3(part.center, transposed_times(surface.R, pull + push));
+        const Vec3<S> at[2] = {transposed_times(frame, first), transposed_times(frame, second)},
+                      force[2] = {transposed_times(frame, pull), transposed_times(frame, push)};
+        S outward = S(T{});
+        Vec3<S> moment = nothing<S>();
+        for (int i = 0; i < 2; ++i) {
+            moment = moment + cross(at[i], force[i]);
+            outward = outward + at[i].x * force[i].x + at[i].y * force[i].y;
+            if (!part.cylinder) outward = outward + at[i].z * force[i].z;
+        }
+        // The arc of a cylinder grows with its part around the axis.
+        const S none = S(T{}), rise = part.cylinder ? at[1].z - at[0].z : none;
+        const auto curved = value(arc) > T{};
+        const S length = select(curved, arc, S(broadcast<T>(1.0)));
+        outward = outward + held * select(curved, length - rise * rise / length, none);
+        sum.add(part.radius, S(inverse_of(parameters[part.radius])) * outward);
+        const Vec3<T> turn{sum.of(moment.x), sum.of(moment.y), sum.of(moment.z)};
+        const Quat<T> by_q = load4(parameters + part.turn) * Quat<T>{T{}, 2.0 * turn};
+        sum.sum[part.turn] += by_q.w;
+        for (int i = 0; i < 3; ++i) sum.sum[part.turn + 1 + i] += by_q.v[i];
     }
 
     static double lane_of(const T &x, int lane) { return get(x, lane); }
