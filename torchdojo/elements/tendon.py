@@ -196,8 +196,9 @@ class Tendon(Element):
             force = force + u[..., 0]
         if self.limit_stiffness is not None:
             assert self.limit_lower is not None and self.limit_upper is not None  # they come together
-            ahead = length + h * rate
-            force = force + self.limit_stiffness * (overshoot(self.limit_lower - ahead) - overshoot(ahead - self.limit_upper))
+            # The distance to a limit is data. So rounding of the length does not change between iterations.
+            lower, upper = (self.limit_lower - length) - h * rate, (length - self.limit_upper) + h * rate
+            force = force + self.limit_stiffness * (overshoot(lower) - overshoot(upper))
         if self.friction is not None:
             force = force - self.friction * rate / (rate**2 + SLIP**2).sqrt()
         if self.armature is not None:
@@ -206,6 +207,29 @@ class Tendon(Element):
             force = force - self.armature * (rate - incoming) / h
         wrenches = [(impulse * force_, impulse * torque) for force_, torque in pulls]
         return wrenches, impulse - (h * force)[..., None]
+
+    # -- what the solver knows of the law ------------------------------------------------------------------------------------------------
+
+    def steepness(self, timestep: Tensor) -> Tensor:
+        """Largest impulse per change of the length [N·s/m], (...), by which rounding of lengths enters the equations.
+
+        timestep: (...).
+        """
+        stiffness = self.stiffness if self.implicit else torch.zeros_like(self.stiffness)
+        if self.limit_stiffness is not None:
+            stiffness = stiffness + self.limit_stiffness
+        steepness = self.damping + timestep * stiffness
+        return steepness if self.friction is None else steepness + self.friction / SLIP
+
+    def turning(self, rate: Tensor, change: Tensor) -> Tensor:
+        """The fraction of a step `change` of the rate that ends where the rate passes zero, (...), where it does; else 1.
+
+        Newton's method for a friction may jump back and forth across its kink. From zero, it goes up to the rate monotonically, since
+        friction is concave there.
+        """
+        following = rate + change
+        turns = (rate * following < 0) & (torch.minimum(rate.abs(), following.abs()) > SLIP)
+        return torch.where(turns, rate.abs() / change.abs(), 1.0)
 
 
 def overshoot(over: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from torchdojo.solver.path_newton import NEAR_RESIDUAL, newton_on_path
 from torchdojo.solver.solution import Solution, violations
 from torchdojo.solver.speed import TOO_FAST, starts_too_fast
 from torchdojo.solver.start_level import fading_level, start_level
+from torchdojo.solver.turning import until_turning
 
 __all__ = ["Attempts", "Solution", "follow_central_path", "solve_step"]
 
@@ -153,7 +154,7 @@ def line_search(
     equality, complementarity, _ = violations(problem, r, target, residual_tol)
     # Near the path, the next Newton step removes errors of the order of the products themselves.
     allowed = torch.maximum(equality, cones.mean_product(problem.system, w).clamp_min(residual_tol))
-    alpha = (STEP_TO_BOUNDARY * cones.max_step(problem.system, w, direction)).clamp_max(1)
+    alpha = (STEP_TO_BOUNDARY * cones.max_step(problem.system, w, direction)).minimum(until_turning(problem, w, direction))
     accepted = torch.zeros_like(alpha, dtype=torch.bool)
     trial, trial_r = w, r
     for _ in range(LINE_SEARCH_HALVINGS):

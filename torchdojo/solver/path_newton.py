@@ -38,6 +38,7 @@ from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.solver.solution import Solution, violations
 from torchdojo.solver.speed import TOO_FAST, SpeedLook
+from torchdojo.solver.turning import until_turning
 
 __all__ = ["newton_on_path", "onto_path"]
 
@@ -215,7 +216,7 @@ def _move(
 
     The step is halved while the residual is not finite and, up to `most_halvings` times, while the violation is above `allowed`.
     """
-    alpha = torch.ones_like(kappa)
+    alpha = until_turning(problem, w, direction)
     accepted = torch.zeros_like(alpha, dtype=torch.bool)
     newton, trial, r = w, w, w
     for halvings in range(LINE_SEARCH_HALVINGS):

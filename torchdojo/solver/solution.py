@@ -9,7 +9,9 @@ from torch import Tensor
 
 from torchdojo.dynamics import cones
 from torchdojo.dynamics.residual import StepProblem
+from torchdojo.elements.element import Pose
 from torchdojo.elements.joints import StandardJoint
+from torchdojo.elements.tendon import Tendon
 
 __all__ = ["MOST_SIZE", "ROUNDINGS", "Solution", "rounding_factors", "violations"]
 
@@ -44,21 +46,30 @@ def violations(problem: StepProblem, r: Tensor, kappa: Tensor, residual_tol: flo
     factors = rounding_factors(problem, residual_tol)
     if factors is None:
         return plain, complementarity, plain
-    r = torch.cat((r[:, : 6 * system.num_bodies] * factors, r[:, 6 * system.num_bodies :]), dim=1)
-    return r[:, mask].abs().amax(-1), complementarity, plain
+    return (factors * r)[:, mask].abs().amax(-1), complementarity, plain
 
 
 def rounding_factors(problem: StepProblem, residual_tol: float) -> Tensor | None:
-    """Factors (N, 6 nb), at most one, of the residuals of the bodies: `residual_tol` over what rounding leaves, where that is more.
+    """Factors (N, n), at most one, of the rows of bodies and tendons: `residual_tol` over what rounding leaves, where that is more.
 
-    None where no damper is so large.
+    None where no damper and no tendon is so stiff.
     """
     unit = ROUNDINGS * torch.finfo(problem.z.dtype).eps
     nb = problem.system.num_bodies
     scale = problem.z.new_zeros(len(problem.z), nb + 1, 2)
     large = torch.zeros_like(scale[:, 0, 0], dtype=torch.bool)
+    own = problem.z.new_zeros(len(problem.z), problem.system.num_unknowns)  # of tendons: the kernel has them in the rows of bodies
     x = problem.pose.x
     for group, joint in zip(problem.system.groups, problem.elements, strict=True):
+        if isinstance(joint, Tendon):
+            steepness = joint.steepness(problem.timestep[:, None]).detach().expand(len(x), -1)
+            steep = (steepness > residual_tol / (unit * MOST_SIZE)).any(-1)
+            if bool(steep.any()):
+                large = large | steep
+                poses = [Pose(x[:, body], problem.pose.q[:, body]) for body in group.body_index.unbind(-1)]
+                size = joint.path(*poses).length.detach().abs() + sum(pose.x.abs().sum(-1) for pose in poses)
+                own[:, group.impulse_index[:, 0]] = steepness * size
+            continue
         if not isinstance(joint, StandardJoint) or not joint.num_coordinates:
             continue
         damping = joint.damping(problem.timestep[:, None, None]).detach()
@@ -74,5 +85,5 @@ def rounding_factors(problem: StepProblem, residual_tol: float) -> Tensor | None
             scale = scale.index_add(1, body, torch.stack((force, lever * force + about), dim=-1).expand(len(scale), -1, -1))
     if not bool(large.any()):
         return None
-    factors = residual_tol / (unit * scale[:, :nb]).clamp_min(residual_tol)
-    return torch.where(large[:, None, None], factors, 1.0).repeat_interleave(3, dim=-1).flatten(1)
+    own[:, : 6 * nb] = scale[:, :nb].repeat_interleave(3, dim=-1).flatten(1)
+    return torch.where(large[:, None], residual_tol / (unit * own).clamp_min(residual_tol), 1.0)

@@ -47,8 +47,9 @@ struct TendonLaws {
     TendonLaws(const Problem<T> &problem, const TendonTable &tendon, const TendonData<T> &data, const T &rate) {
         const T h = problem.timestep(), *p = &problem.parameters[tendon.parameters];
         if (tendon.limited) {
-            const T ahead = data.length + h * rate, stiffness = h * p[parameter::tendon::limit_stiffness];
-            const Overshoot<T> lower(p[parameter::tendon::limit_lower] - ahead), upper(ahead - p[parameter::tendon::limit_upper]);
+            const T moved = h * rate, stiffness = h * p[parameter::tendon::limit_stiffness];
+            const Overshoot<T> lower((p[parameter::tendon::limit_lower] - data.length) - moved);
+            const Overshoot<T> upper((data.length - p[parameter::tendon::limit_upper]) + moved);
             below = lower.value, above = upper.value, below_slope = lower.slope, above_slope = upper.slope;
             const T slope = stiffness * (below_slope + above_slope);
             impulse += stiffness * (below - above), by_rate += h * slope, by_length -= slope;
@@ -75,6 +76,31 @@ T tendon_impulse(const Problem<T> &problem, int number, const T *w) {
     const T rate = tendon_rate(problem, tendon, w), plain = data.given - data.damping * rate;
     if (!tendon.limited && !tendon.rubs && !tendon.armature) return plain;
     return plain + TendonLaws<T>(problem, tendon, data, rate).impulse;
+}
+
+// Largest impulse per change of the length [N·s/m] (Tendon.steepness).
+template <class T>
+T tendon_steepness(const Problem<T> &problem, const TendonTable &tendon, const TendonData<T> &data) {
+    const T *p = &problem.parameters[tendon.parameters];
+    T steepness = problem.inverse_timestep * data.damping;
+    if (tendon.limited) steepness += problem.timestep() * p[parameter::tendon::limit_stiffness];
+    if (tendon.rubs) steepness += (1.0 / constant::tendon_slip) * p[parameter::tendon::friction];
+    return steepness;
+}
+
+// The fraction of a step from w that ends where the first rate with friction passes zero (Tendon.turning).
+template <class T>
+T until_turning(const Problem<T> &problem, const T *w, const T *step) {
+    const MechanismTable &m = problem.mechanism;
+    const T slip = broadcast<T>(constant::tendon_slip);
+    T fraction = broadcast<T>(1.0);
+    for (const TendonTable &tendon : m.tendons) {
+        if (!tendon.rubs) continue;
+        const T rate = tendon_rate(problem, tendon, w), change = tendon_rate(problem, tendon, step), next = rate + change;
+        const T until = select(rate * next < T{}, abs(rate) * inverse_of(abs(change)), broadcast<T>(1.0));
+        fraction = min(fraction, select(min(abs(rate), abs(next)) > slip, until, broadcast<T>(1.0)));
+    }
+    return fraction;
 }
 
 }  // namespace torchdojo

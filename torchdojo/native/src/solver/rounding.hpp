@@ -1,8 +1,9 @@
-// The residuals that rounding leaves where dampers are very large. solver/solution.py has the reasons and the constants.
+// The residuals that rounding leaves where dampers or tendons are very stiff. solver/solution.py has the reasons and the constants.
 #pragma once
 
 #include <limits>
 
+#include "elements/tendon_impulse.hpp"
 #include "solver/problem.hpp"
 
 namespace torchdojo {
@@ -31,6 +32,7 @@ public:
                 for (int k = 0; k < joint.free(); ++k) largest = max(largest, damping[k]);
             },
             problem);
+        each_tendon([&](const TendonTable &, const T &steepness, const TendonData<T> &) { largest = max(largest, steepness); }, problem);
         constexpr double unit = constant::roundings * std::numeric_limits<double>::epsilon();
         const Mask<T> large = largest > broadcast<T>(tolerance / (unit * constant::most_size));
         if (!any(large)) return;
@@ -47,6 +49,16 @@ public:
                 const T force = along * (length(parent) + length(child) + child_lever);
                 scale[2 * joint.parent] += force, scale[2 * joint.parent + 1] += parent_lever * force + about;
                 scale[2 * joint.child] += force, scale[2 * joint.child + 1] += child_lever * force + about;
+            },
+            problem);
+        each_tendon(
+            [&](const TendonTable &tendon, const T &steepness, const TendonData<T> &data) {
+                T size = abs(data.length);
+                each_pull(problem, tendon, [&](int body, const Pull<T> &) { size += length(problem.bodies[body].pose.x); });
+                const T force = steepness * size;
+                each_pull(problem, tendon, [&](int body, const Pull<T> &pull) {
+                    scale[2 * body] += force * length(pull.force), scale[2 * body + 1] += force * length(pull.torque);
+                });
             },
             problem);
         for (T &s : scale) s = select(large, tolerance / max(broadcast<T>(tolerance), unit * s), broadcast<T>(1.0));
@@ -72,6 +84,13 @@ private:
     void each_damped(F &&f, const Problem<T> &problem) const {
         for (int j = 0; j < mechanism.num_joints; ++j)
             if (mechanism.joints[j].has_damper) f(mechanism.joints[j], problem.joints[j]);
+    }
+    template <class F>
+    void each_tendon(F &&f, const Problem<T> &problem) const {
+        for (int k = 0; k < mechanism.num_tendons; ++k) {
+            const TendonTable &tendon = mechanism.tendons[k];
+            if (tendon.damped) f(tendon, tendon_steepness(problem, tendon, problem.tendons[k]), problem.tendons[k]);
+        }
     }
 };
 

@@ -452,10 +452,10 @@ private:
         if (any(inside)) reference = select(inside, cones.violation(here, goal, unused), reference);
         allowed = select(mask, max(equality, select(inside, max(mean, broadcast<T>(options.residual_tol)), T{})), allowed);
         // A direction that is not a number gives a trial that is not a number, which the line search handles.
-        const T step = constant::step_to_boundary / max(inverse, broadcast<T>(constant::step_to_boundary));
+        const T inner = constant::step_to_boundary / max(inverse, broadcast<T>(constant::step_to_boundary));
+        const T step = min(until_turning(problem, here, direction.data()), inner);
         alpha = select(mask, step, alpha);
-        for (int lane = 0; lane < lanes<T>; ++lane)
-            if (get_mask(mask, lane)) halvings[lane] = 0;
+        for (int lane = 0; lane < lanes<T>; ++lane) halvings[lane] = get_mask(mask, lane) ? 0 : halvings[lane];
     }
 
     void store_direction(const Mask<T> &mask) {
