@@ -802,7 +802,7 @@ class Mechanism(TendonSpace, Sensing):
 
     @in_float64
     def potential_energy(self, z: Tensor) -> Tensor:
-        """Potential energy of gravity, zero at the origin, and of joint springs [J], (...)."""
+        """Potential energy of gravity, zero at the origin, of springs of joints, tendons and couplings that yield [J], (...)."""
         return observables.potential_energy(self.backends, self.options, z)
 
     @in_float64

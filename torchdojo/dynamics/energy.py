@@ -14,6 +14,7 @@ from torchdojo import quaternion as quat
 from torchdojo.dynamics.integrator import body_momentum
 from torchdojo.elements.element import previous_pose
 from torchdojo.elements.joints import StandardJoint
+from torchdojo.elements.tendon import Tendon
 from torchdojo.parameters import stacked
 from torchdojo.state.layout import BodyStates, split_state
 from torchdojo.structure import Structure
@@ -41,11 +42,17 @@ def _body_momenta(
 
 
 def kinetic_energy(structure: Structure, z: Tensor, z_next: Tensor | None) -> Tensor:
-    """Kinetic energy [J], (...): ½ pᵀp/m + ½ ℓᵀJ⁻¹ℓ + ½ armature rate². Without `z_next`, ½ m v² + ½ ωᵀJω of the step that led to z."""
+    """Kinetic energy [J], (...): ½ pᵀp/m + ½ ℓᵀJ⁻¹ℓ + ½ armature rate². Without `z_next`, ½ m v² + ½ ωᵀJω of the step that led to z.
+
+    Rates are those of joints and of tendons with armature.
+    """
     total = _body_energy(*_masses(structure), structure.timestep, z, z_next)
     for joint in structure.named_joints().values():
         if isinstance(joint, StandardJoint) and joint.armature is not None:
             total = total + joint.armature_energy(_rate(structure, joint, z, z_next))
+    for tendon in structure.named_tendons().values():
+        if tendon.armature is not None:
+            total = total + 0.5 * tendon.armature * _length_rate(structure, tendon, z, z_next) ** 2
     return total
 
 
@@ -69,8 +76,19 @@ def _rate(structure: Structure, joint: StandardJoint, z: Tensor, z_next: Tensor 
     return rate if z_next is None else 0.5 * (rate + joint.rate(poses, structure.element_poses(z_next, joint), h))
 
 
+def _length_rate(structure: Structure, tendon: Tendon, z: Tensor, z_next: Tensor | None) -> Tensor:
+    """The rate of a length over the step that led to z, or the mean of this and the rate of the next step, (...)."""
+    states = structure.element_states(z, tendon)
+    before = [previous_pose(*state, structure.timestep[..., None]) for state in states]
+    rate = tendon.path(*before).rate([twist for _, twist in states])
+    if z_next is None:
+        return rate
+    following = [twist for _, twist in structure.element_states(z_next, tendon)]
+    return 0.5 * (rate + tendon.path(*[pose for pose, _ in states]).rate(following))
+
+
 def potential_energy(structure: Structure, z: Tensor) -> Tensor:
-    """Potential energy [J], (...), of gravity, zero at the origin, and of springs of joints and tendons."""
+    """Potential energy [J], (...), of gravity, zero at the origin, and of springs of joints and tendons and of couplings that yield."""
     mass, _ = _masses(structure)
     total = -(mass * (structure.gravity[..., None, :] * split_state(z).pose.x).sum(-1)).sum(-1)
     for joint in structure.named_joints().values():
@@ -78,6 +96,9 @@ def potential_energy(structure: Structure, z: Tensor) -> Tensor:
             total = total + joint.spring_energy(*structure.element_poses(z, joint))
     for tendon in structure.named_tendons().values():
         total = total + tendon.energy(*structure.element_poses(z, tendon))
+    for coupling in structure.named_couplings().values():
+        if coupling.compliance is not None:
+            total = total + coupling.energy(*structure.element_poses(z, coupling))
     return total
 
 

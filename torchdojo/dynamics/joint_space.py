@@ -116,7 +116,7 @@ class JointSpace(Structure):
 
     @in_float64
     def mass_matrix(self, q: Tensor) -> Tensor:
-        """M(q), (..., n, n): the kinetic energy at rates qd is ½ qdᵀ M qd, with the armature of the tree's joints.
+        """M(q), (..., n, n): the kinetic energy at rates qd is ½ qdᵀ M qd, with the armature of the tree's joints and of tendons.
 
         Coordinates and rates are those of `to_minimal`. A closed loop or a coupling is left open: M is that of the spanning tree.
 
@@ -147,7 +147,7 @@ class JointSpace(Structure):
             q, qd: (..., num_coordinates), as in `to_minimal`.
 
         Raises:
-            ValueError: as `mass_matrix`.
+            ValueError: as `mass_matrix`; a tendon with armature.
         """
         return self._inverse_dynamics(q, qd, None)
 
@@ -173,7 +173,7 @@ class JointSpace(Structure):
             q, qd, qdd: (..., num_coordinates). qdd is the derivative of qd by time.
 
         Raises:
-            ValueError: as `mass_matrix`.
+            ValueError: as `mass_matrix`; a tendon with armature.
         """
         self.check_tensor("qdd", qdd, self.num_coordinates)
         return self._inverse_dynamics(q, qd, qdd)

@@ -44,6 +44,28 @@ class TendonSpace(JointSpace):
         return _side_by_side(z, values)
 
     @in_float64
+    def mass_matrix(self, q: Tensor) -> Tensor:
+        matrix = super().mass_matrix(q)
+        armatures = [tendon.armature for tendon in self.named_tendons().values()]
+        if all(armature is None for armature in armatures):
+            return matrix
+        arms = self.tendon_moment_arms(q)
+        for row, armature in enumerate(armatures):
+            if armature is not None:
+                arm = arms[..., row, :]
+                matrix = matrix + armature[..., None, None] * (arm[..., :, None] * arm[..., None, :])
+        return matrix
+
+    def _inverse_dynamics(self, q: Tensor, qd: Tensor | None, qdd: Tensor | None) -> Tensor:
+        heavy = [name for name, tendon in self.named_tendons().items() if tendon.armature is not None]
+        if heavy and not (qd is None and qdd is None):
+            raise ValueError(
+                f"bias and inverse_dynamics: got tendons with armature, {heavy}, whose moment arms change with q; allowed: armature=None. "
+                "mass_matrix has it, and gravity_forces needs none"
+            )
+        return super()._inverse_dynamics(q, qd, qdd)
+
+    @in_float64
     def tendon_moment_arms(self, q: Tensor) -> Tensor:
         """Rate of the length of every tendon by the rates qd, (..., number of tendons, n): [m/rad], [1] of slides.
 

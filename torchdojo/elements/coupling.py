@@ -231,6 +231,15 @@ class Coupling(Element):
             gap = torch.where(self.compliance[..., None] > 0, 0.0, gap)
         return gap if self.active is None else self.active[..., None] * gap
 
+    def energy(self, *poses: Pose) -> Tensor:
+        """Energy of a coupling that yields, c²/(2α) [J], (...); zero where it is rigid or switched off."""
+        gap = self.constraint(*poses)[..., 0]
+        if self.compliance is None:
+            return torch.zeros_like(gap)
+        soft = self.compliance > 0
+        energy = torch.where(soft, 0.5 * gap**2 / torch.where(soft, self.compliance, 1.0), 0.0)
+        return energy if self.active is None else self.active * energy
+
     def residual(
         self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:

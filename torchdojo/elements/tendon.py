@@ -178,8 +178,13 @@ class Tendon(Element):
         return (self.rest_lower - length).clamp_min(0) - (length - self.rest_upper).clamp_min(0)
 
     def energy(self, *poses: Pose) -> Tensor:
-        """Energy of the spring at these poses [J], (...)."""
-        return 0.5 * self.stiffness * self.stretch(self.path(*poses).length) ** 2
+        """Energy of the spring and of the limits at these poses [J], (...)."""
+        length = self.path(*poses).length
+        energy = 0.5 * self.stiffness * self.stretch(length) ** 2
+        if self.limit_stiffness is None:
+            return energy
+        assert self.limit_lower is not None and self.limit_upper is not None  # they come together
+        return energy + self.limit_stiffness * (overshoot_energy(self.limit_lower - length) + overshoot_energy(length - self.limit_upper))
 
     def residual(
         self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
@@ -236,3 +241,9 @@ def overshoot(over: Tensor) -> Tensor:
     """P(o): zero before a limit, and by how much a length is behind it, with a smooth start."""
     start = over.clamp(0, SOFTENING)
     return start / SOFTENING * (over - 0.5 * start)
+
+
+def overshoot_energy(over: Tensor) -> Tensor:
+    """∫ P(o) do [m²]."""
+    start = over.clamp(0, SOFTENING)
+    return start**3 / (6 * SOFTENING) + 0.5 * (over - SOFTENING).clamp_min(0) * over

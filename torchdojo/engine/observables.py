@@ -92,7 +92,7 @@ def _in_kernel(backends: Backends, parameters: Parameters | None, which: StateMa
     program = backends.program
     if program is None or state.device.type != "cpu" or (which in TREE and not program.tree):
         return None
-    if which is StateMap.POTENTIAL_ENERGY and program.tendon_groups:  # the kernel knows no energy of tendons
+    if which in program.unknown_energies:
         return None
     if not torch.compiler.is_compiling():
         if parameters is None or not covers(parameters, state):

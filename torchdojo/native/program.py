@@ -81,6 +81,15 @@ class Program:
         self.tendon_groups = [g for g in system.groups if isinstance(g.template, Tendon)]
         #: whether gradients by numbers are left to the reference: rates before the step of sums of coordinates have none by their joints
         self.leaves_numbers = any(isinstance(g.template, FixedTendon) and "armature" in g.fields for g in self.tendon_groups)
+        #: energies that the kernel does not know: of tendons, and of couplings that yield
+        self.unknown_energies = {
+            which
+            for which, unknown in (
+                (StateMap.POTENTIAL_ENERGY, bool(self.tendon_groups) or any("compliance" in g.fields for g in self.groups)),
+                (StateMap.KINETIC_ENERGY, any("armature" in g.fields for g in self.tendon_groups)),
+            )
+            if unknown
+        }
         self.joint_groups = [g for g in system.groups if isinstance(g.template, StandardJoint)]
         self.num_impulses = sum(piece.stop - piece.start for piece in system.impulse_layout.values())
         self.tree, self.has_loops = self._tree(), self._has_loops()
