@@ -33,9 +33,11 @@ from torchdojo import quaternion as quat
 from torchdojo.elements import joints as joint_types
 from torchdojo.elements.actuators import Actuators
 from torchdojo.elements.contact import LAWS as CONTACT_LAWS
+from torchdojo.elements.coupling import Coupling
 from torchdojo.elements.element import Element, Motion
 from torchdojo.elements.joint import pulled_back
 from torchdojo.elements.rotors import Rotor, Rotors
+from torchdojo.elements.tendon import Tendon
 
 JOINTS = [name for name in joint_types.JOINT_TYPES if name != "Fixed"]
 BACKENDS = ("native", "reference")
@@ -104,7 +106,9 @@ OTHERS = {
     "test_what_is_switched_off_does_nothing": "active",
     "test_rotors_do_the_work_of_their_thrust": "Rotors",
     "test_near_contacts_keep_momentum_and_take_energy": "NearContact",
-    "test_tendons_keep_momentum_and_dampers_take_energy": "FixedTendon SpatialTendon",
+    "test_tendons_keep_momentum_and_dampers_take_energy": "FixedTendon SpatialTendon rest_lower rest_upper",
+    "test_limits_and_friction_of_tendons_take_energy": "limit_lower limit_upper limit_stiffness",
+    "test_couplings_that_yield_take_energy": "compliance curve",
 }
 #: What has no law of its own: geometry, and base classes.
 GEOMETRY = "axis parent_anchor child_anchor orientation_offset"
@@ -117,6 +121,7 @@ def subclasses(cls: type) -> set[type]:
 
 def test_every_law_has_a_row() -> None:
     fields = {*td.StandardJoint.fields, *td.StandardJoint.optional, *CONTACT_LAWS}
+    fields |= {*Tendon.fields, *Tendon.optional, *Coupling.optional}
     found = [c for base in (Element, Actuators) for c in subclasses(base) if c.__module__.startswith("torchdojo.")]
     classes = {c.__name__ for c in found if vars(sys.modules[c.__module__]).get(c.__name__) is c}  # other tests make some of their own
     covered = " ".join([GEOMETRY, BASES, *(row.covers for row in LAWS.values()), *(row[2] for row in CONTACTS.values()), *OTHERS.values()])
@@ -291,6 +296,25 @@ def test_locks_and_sums_are_ideal(backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
+def test_couplings_that_yield_take_energy(backend: str) -> None:
+    """The work over the step is at most the energy that the coupling gives back, and momenta are kept."""
+    bodies = {"a": body(), "b": body(), "c": body()}
+    joints = {"base": td.Floating(None, "a", actuated=False), "one": joint("Revolute", "a", "b"), "two": joint("Prismatic", "b", "c")}
+    soft = {"gear": td.JointCoupling("one", "two", ratio=0.7, curve=(0.2,), compliance=0.3, damping=0.5),
+            "lock": td.JointLock("one", 0.1, compliance=0.05)}  # fmt: skip
+    mech = td.Mechanism(bodies, joints, couplings=soft, timestep=STEP, gravity=(0, 0, 0))
+    z = mech.to_maximal(0.3 * torch.randn(STATES, 8), torch.randn(STATES, 8))
+    out = polished(mech, backend, z)
+    assert impulses_on_bodies(mech, z, out, tuple(bodies)).unbalanced() < ROUNDING
+    for name, coupling in soft.items():
+        now, after = (mech.element_poses(state, coupling) for state in (z, out.z))
+        force = out.impulses[:, mech.impulse_layout[f"couplings.{name}"]][:, 0] / STEP
+        work = force * (coupling.constraint(*after) - coupling.constraint(*now))[:, 0]
+        taken = coupling.energy(*now) - coupling.energy(*after) - work
+        assert float(taken.min()) > -ROUNDING and float(taken.max()) > 1e-5 and float(force.abs().min()) > 1e-3
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_what_is_switched_off_does_nothing(backend: str) -> None:
     bodies = {"a": body(), "b": body()}
     joints = {"base": td.Floating(None, "a", actuated=False), "arm": joint("Revolute", "a", "b"), "weld": td.Fixed(None, "b", active=0.0)}
@@ -441,3 +465,30 @@ def test_tendons_keep_momentum_and_dampers_take_energy() -> None:
         gain = tendon.damping + STEP * tendon.stiffness * (stretch != 0) * tendon.implicit
         torch.testing.assert_close(impulse - STEP * tendon.stiffness * stretch, -STEP * gain * rate, rtol=0, atol=ROUNDING)
         assert float((-gain * rate**2).max()) <= 0 and float((gain * rate**2).max()) > 1e-6, name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_limits_and_friction_of_tendons_take_energy(backend: str) -> None:
+    """The work of friction is negative. That of a limit is at most the energy that the limit gives back."""
+    torch.manual_seed(13)
+    ends = [td.Site(name, 0.2 * torch.randn(3)) for name in "abc"]
+    laws: dict[str, dict[str, Any]] = {"rubbed": {"friction": 0.6}, "limited": {"limits": (0.6, 0.8), "limit_stiffness": 500.0}}
+    tendons: dict[str, Tendon] = {name: td.SpatialTendon(ends, **given) for name, given in laws.items()}
+    tendons |= {f"{name} sum": td.FixedTendon({"ab": 0.3, "bc": -0.2}, offset=0.7, **given) for name, given in laws.items()}
+    joints = {"base": td.Floating(None, "a", actuated=False), "ab": joint("Revolute", "a", "b"), "bc": joint("Prismatic", "b", "c")}
+    mech = td.Mechanism({name: body() for name in "abc"}, joints, tendons=tendons, timestep=STEP, gravity=(0, 0, 0))
+    z = mech.to_maximal(torch.randn(STATES, mech.num_coordinates), torch.randn(STATES, mech.num_coordinates))
+    out = polished(mech, backend, z)
+    moved = impulses_on_bodies(mech, z, out, tuple("abc"))
+    assert moved.unbalanced() < ROUNDING
+    after = dict(zip("abc", [motion.twist for motion in moved.motions], strict=True))
+    for name, tendon in tendons.items():
+        path = tendon.path(*mech.element_poses(z, tendon))
+        rate = path.rate([after[body] for body in tendon.body_names])
+        impulse = out.impulses[:, mech.impulse_layout[f"tendons.{name}"]][:, 0]
+        if tendon.friction is not None:
+            assert float((impulse * rate).max()) < -1e-6 and float(impulse.abs().max()) <= STEP * 0.6
+        else:
+            energy = [tendon.limit_energy(length) for length in (path.length, path.length + STEP * rate)]
+            taken = energy[0] - energy[1] - impulse * rate
+            assert float(taken.min()) > -ROUNDING and float(taken.max()) > 1e-5

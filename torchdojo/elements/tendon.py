@@ -180,11 +180,14 @@ class Tendon(Element):
     def energy(self, *poses: Pose) -> Tensor:
         """Energy of the spring and of the limits at these poses [J], (...)."""
         length = self.path(*poses).length
-        energy = 0.5 * self.stiffness * self.stretch(length) ** 2
+        return 0.5 * self.stiffness * self.stretch(length) ** 2 + self.limit_energy(length)
+
+    def limit_energy(self, length: Tensor) -> Tensor:
+        """Energy of the limits at a length (...) [J]."""
         if self.limit_stiffness is None:
-            return energy
+            return torch.zeros_like(length)
         assert self.limit_lower is not None and self.limit_upper is not None  # they come together
-        return energy + self.limit_stiffness * (overshoot_energy(self.limit_lower - length) + overshoot_energy(length - self.limit_upper))
+        return self.limit_stiffness * (overshoot_energy(self.limit_lower - length) + overshoot_energy(length - self.limit_upper))
 
     def residual(
         self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
