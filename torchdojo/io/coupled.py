@@ -23,6 +23,8 @@ class CouplingInfo:
     follower_coordinate: int = 0
     curve: tuple[float, ...] | None = None
     active: bool | None = None  #: None: it cannot be switched off
+    compliance: float | None = None  #: None: it is rigid
+    damping: float | None = None
 
 
 @dataclass(frozen=True)
@@ -35,14 +37,17 @@ class SumInfo:
     offset: float
     curve: tuple[float, ...] | None = None
     active: bool | None = None
+    compliance: float | None = None
+    damping: float | None = None
 
 
 def coupling_of(info: CouplingInfo | SumInfo) -> Coupling:
     """The coupling that a description says."""
-    law: dict[str, Any] = {"ratio": info.ratio, "offset": info.offset, "curve": info.curve, "active": info.active}
+    acts = {"active": info.active, "compliance": info.compliance, "damping": info.damping}
+    law: dict[str, Any] = {"ratio": info.ratio, "offset": info.offset, "curve": info.curve, **acts}
     if isinstance(info, SumInfo):
         return SumCoupling(info.leaders, info.followers, **law)
     if info.leader is None:
-        return JointLock(info.follower, info.offset, coordinate=info.follower_coordinate, active=info.active)
+        return JointLock(info.follower, info.offset, coordinate=info.follower_coordinate, **acts)
     places = {"leader_coordinate": info.leader_coordinate, "follower_coordinate": info.follower_coordinate}
     return JointCoupling(info.leader, info.follower, **law, **places)

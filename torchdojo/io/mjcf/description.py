@@ -74,6 +74,7 @@ def read_mjcf(
     merge_fixed_joints: bool = True,
     ignore: Sequence[str] = (),
     switches: bool = False,
+    soft: bool = False,
     rim_points: int = 4,
     repair_inertia: bool = False,
     mesh: MeshMode = None,
@@ -88,7 +89,7 @@ def read_mjcf(
     """
     compiled = compile_mjcf(path, mesh, mesh_path, repair_inertia)
     points = Points(rim_points, mesh_points if mesh else None, mesh == "pieces")
-    return _Reader(compiled, floating_base, merge_fixed_joints, ignore, switches, points, ground, between).read()
+    return _Reader(compiled, floating_base, merge_fixed_joints, ignore, switches, soft, points, ground, between).read()
 
 
 class _Reader:
@@ -99,6 +100,7 @@ class _Reader:
         merge: bool,
         ignore: Sequence[str],
         switches: bool,
+        soft: bool,
         points: Points,
         ground: Ground,
         between: bool,
@@ -106,7 +108,7 @@ class _Reader:
         self.mujoco = import_mujoco()
         self.compiled, self.model, self.path = compiled, compiled.model, compiled.path
         self.floating_base, self.merge, self.points, self.ground, self.between = floating_base, merge, points, ground, between
-        self.ignore, self.switches = [ignore] if isinstance(ignore, str) else list(ignore), switches
+        self.ignore, self.switches, self.soft = [ignore] if isinstance(ignore, str) else list(ignore), switches, soft
         self.findings = compiled.findings
         self.body_names = Names()
         self.names = [self.body_names.make(self.model.body(b).name or f"body{b}") if b else "world" for b in range(self.model.nbody)]
@@ -149,12 +151,12 @@ class _Reader:
         numbers = {joint_label(model, j): j for j in range(model.njnt)}
         places = {numbers[label]: (name, k, sign) for name, entries in coordinates.items() for k, (label, sign) in enumerate(entries)}
         tree = dict(joints)
-        equalities = Equalities(self.compiled, self.names, links, places, self.ignore, self.switches, self.findings)
+        equalities = Equalities(self.compiled, self.names, links, places, self.ignore, self.switches, self.soft, self.findings)
         loops, couplings = equalities.read(names)
         joints.update(loops)
         pairs = geoms.pairs({b: poses[b] for b in groups[0]}) if self.between else {}
         contacts = geoms.contacts(links, moving, self.floating_base, lambda planes: bodies_on_ground(self.ground, planes, tree))
-        report_model(self.compiled, self.names, self.findings)
+        report_model(self.compiled, self.names, self.soft, self.findings)
         gravity = np.zeros(3) if disabled(model, "GRAVITY") else model.opt.gravity
         return MjcfInfo(
             path=self.path,

@@ -2,13 +2,9 @@
 
 Constraints that are not active at the start are left out, or, with `switches`, are there and switched off.
 
-A weld or connect to a mocap body is soft, or a hand could not follow a pose that jumps. MuJoCo's constraint of impedance d has the force
-
-    f = d / ((1 - d) A) (-b v - k r - a),     b = 2 / (dmax timeconst),     k = d / (dmax timeconst dampratio)^2
-
-on an error r with rate v and acceleration a; A is the inverse effective mass at qpos0, `body_invweight0`. (MuJoCo's documentation,
-Computation: Constraint model and Solver parameters; f follows from its R f = aref - a, R = A (1 - d) / d.) This is a spring, a damper and
-an armature of a `Floating` joint, which has no rows. The impedance of large errors, d = dmax, acts at all of them.
+A weld or connect to a mocap body is soft, or a hand could not follow a pose that jumps: a spring, a damper and an armature of a `Floating`
+joint, which has no rows (`softness.py`). The inverse effective masses are `body_invweight0`. With `soft`, couplings yield by the spring and
+the damper of their constraint, with `dof_invweight0` and `tendon_invweight0`.
 """
 
 from __future__ import annotations
@@ -22,6 +18,7 @@ import numpy as np
 from torchdojo.io.coupled import CouplingInfo, SumInfo
 from torchdojo.io.mjcf.model import CompiledMjcf, disabled, import_mujoco, rotation_of
 from torchdojo.io.mjcf.names import Names, equality_label, tendon_label
+from torchdojo.io.mjcf.softness import softness
 from torchdojo.io.report import Findings
 from torchdojo.io.robot import WORLD, Z_AXIS, JointInfo, LinkInfo, closing_joint, listed
 
@@ -29,6 +26,7 @@ __all__ = ["Equalities", "led_by_mocap"]
 
 INDEPENDENT = "what they couple moves independently"
 INACTIVE = "they are not active at the start; load(switches=True) has them, switched off"
+YIELDS = "they yield as a spring and a damper of the largest impedance"
 SOFT = (
     "a Floating joint with spring, damper and armature, of the largest impedance; its parent_anchor and orientation_offset are the target"
 )
@@ -56,7 +54,7 @@ class Equalities:
 
     Args:
         names: of MJCF bodies. places: MJCF joint -> (joint, coordinate, sign). ignore: labels of constraints to leave out without a word.
-        switches: whether constraints can be switched off.
+        switches: whether constraints can be switched off. soft: whether couplings yield.
     """
 
     def __init__(
@@ -67,9 +65,11 @@ class Equalities:
         places: Mapping[int, tuple[str, int, float]],
         ignore: Sequence[str],
         switches: bool,
+        soft: bool,
         findings: Findings,
     ) -> None:
         self.mujoco, self.model, self.path, self.switches = import_mujoco(), compiled.model, compiled.path, switches
+        self.soft = soft
         self.names, self.links, self.places, self.ignore, self.findings = names, links, places, ignore, findings
 
     def read(self, names: Names) -> tuple[dict[str, JointInfo], dict[str, CouplingInfo | SumInfo]]:
@@ -98,6 +98,8 @@ class Equalities:
                 info = self._couple(i) if kind == types.mjEQ_JOINT else self._sum(i, label)
                 if info is not None:
                     couplings[coupled.make(label)] = info
+                    if info.compliance is not None:
+                        self.findings.add("approximated", "equality constraints between joints", label, YIELDS)
             elif kind not in (types.mjEQ_CONNECT, types.mjEQ_WELD):
                 self.findings.add("ignored", f"equality constraints of type {kind.name[5:].lower()}", label, INDEPENDENT)
             else:
@@ -118,10 +120,10 @@ class Equalities:
         follower, leader = int(model.eq_obj1id[i]), int(model.eq_obj2id[i])
         name, k, sign = self.places[follower]
         if leader < 0:
-            return CouplingInfo(None, name, 0.0, sign * float(model.eq_data[i, 0]), 0, k, None, self._switch(i))
+            return CouplingInfo(None, name, 0.0, sign * float(model.eq_data[i, 0]), 0, k, None, self._switch(i), **self._yielding(i))
         other, n, other_sign = self.places[leader]
         offset, ratio, *higher = (sign * other_sign**power * float(number) for power, number in enumerate(model.eq_data[i, :5]))
-        return CouplingInfo(other, name, ratio, offset, n, k, tuple(higher) if any(higher) else None, self._switch(i))
+        return CouplingInfo(other, name, ratio, offset, n, k, tuple(higher) if any(higher) else None, self._switch(i), **self._yielding(i))
 
     def _sum(self, i: int, label: str) -> SumInfo | None:
         """The same between the lengths of fixed tendons, which differ from those at qpos0 by sums of our coordinates."""
@@ -148,7 +150,7 @@ class Equalities:
         elif shared:
             self.findings.add("ignored", "equality constraints of tendons that share a joint", label, INDEPENDENT)
             return None
-        return SumInfo(leaders, followers, ratio if leaders else 0.0, offset, curve, self._switch(i))
+        return SumInfo(leaders, followers, ratio if leaders else 0.0, offset, curve, self._switch(i), **self._yielding(i))
 
     def _switch(self, i: int) -> bool | None:
         return bool(self.model.eq_active0[i]) if self.switches else None
@@ -158,7 +160,7 @@ class Equalities:
         joint = self._loop(i, weld)
         if joint is None:
             return None
-        weight, stiffness, damping = self._softness(i)
+        weight, stiffness, damping = softness(self.model, self.model.eq_solref[i], self.model.eq_solimp[i])
         inverse = np.sum([self.model.body_invweight0[b] for b in _ends(self.model, i)], axis=0)  # of translations and of rotations
         mass = np.divide(1.0, inverse, out=np.zeros(2), where=inverse > 0)  # a hand on slides does not turn
         # The rows of a weld are torquescale sin(angle / 2), about half the scale times the angle; those of a connect have none.
@@ -168,16 +170,20 @@ class Equalities:
         options = {**joint.options, **{key: value.tolist() for key, value in values.items()}, "implicit": True}
         return replace(joint, kind="Floating", options=options)
 
-    def _softness(self, i: int) -> tuple[float, float, float]:
-        """(d / (1 - d), k, b) at the largest impedance d of a constraint, from its solref and solimp."""
-        model, (first, second) = self.model, self.model.eq_solref[i]
-        least, most = self.mujoco.mjMINIMP, self.mujoco.mjMAXIMP
-        impedance = float(np.clip(model.eq_solimp[i, 1], least, most))
-        if first <= 0:  # the file gives the negative stiffness and damping
-            return impedance / (1 - impedance), -float(first) / impedance, -float(second) / impedance
-        if not disabled(model, "REFSAFE"):
-            first = max(first, 2 * model.opt.timestep)
-        return impedance / (1 - impedance), 1 / (impedance * (first * second) ** 2), 2 / (impedance * first)
+    def _yielding(self, i: int) -> dict[str, float]:
+        """Compliance and damping of a coupling of joints or fixed tendons that yields, if that is asked for."""
+        if not self.soft:
+            return {}
+        model = self.model
+        if int(model.eq_type[i]) == int(self.mujoco.mjtEq.mjEQ_TENDON):
+            inverses = model.tendon_invweight0
+        else:
+            inverses = model.dof_invweight0[model.jnt_dofadr]
+        inverse = sum(float(inverses[end]) for end in (int(model.eq_obj1id[i]), int(model.eq_obj2id[i])) if end >= 0)
+        weight, stiffness, damping = softness(model, model.eq_solref[i], model.eq_solimp[i])
+        if not (inverse > 0 and weight * stiffness > 0):
+            return {}
+        return {"compliance": inverse / (weight * stiffness), "damping": weight * damping / inverse}
 
     def _loop(self, i: int, weld: bool) -> JointInfo | None:
         """Between frame a and frame b on two bodies, which coincide (weld) or have the same origin (connect)."""

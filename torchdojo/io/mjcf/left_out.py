@@ -13,7 +13,7 @@ from torchdojo.io.mjcf.names import equality_label, joint_label
 from torchdojo.io.report import Findings
 from torchdojo.io.robot import Array
 
-__all__ = ["report_contacts", "report_model"]
+__all__ = ["report_contacts", "report_model", "softer"]
 
 SOLREF, SOLIMP = (0.02, 1.0), (0.9, 0.95, 0.001, 0.5, 2.0)  # MuJoCo's defaults
 HARD = "limits, contacts and equalities are as hard as kappa makes them"
@@ -25,8 +25,8 @@ COUNTED = {
 }  # fmt: skip
 
 
-def report_model(compiled: CompiledMjcf, names: Sequence[str], findings: Findings) -> None:
-    """Report on joints and bodies. `names`: of MJCF bodies."""
+def report_model(compiled: CompiledMjcf, names: Sequence[str], yielding: bool, findings: Findings) -> None:
+    """Report on joints and bodies. `names`: of MJCF bodies. `yielding`: whether couplings of joints yield as the file says."""
     model, mujoco = compiled.model, import_mujoco()
     _report_joints(model, mujoco, findings)
     mocap = [names[b] for b in range(model.nbody) if model.body_mocapid[b] >= 0]
@@ -38,9 +38,10 @@ def report_model(compiled: CompiledMjcf, names: Sequence[str], findings: Finding
     )
     findings.add("ignored", "flexible bodies", [f"flex{i}" for i in range(model.nflex)], "they have no counterpart")
     findings.add("ignored", "plugins", [f"plugin{i}" for i in range(model.nplugin)], "they have no counterpart")
-    rigid = [i for i in range(model.neq) if not led_by_mocap(model, i)]
-    soft = [equality_label(model, i) for i in _soft(model, "eq_solref", "eq_solimp", rigid)]
-    findings.add("approximated", "solref and solimp of equalities", soft, HARD)
+    coupling = (int(mujoco.mjtEq.mjEQ_JOINT), int(mujoco.mjtEq.mjEQ_TENDON))
+    rigid = [i for i in range(model.neq) if not led_by_mocap(model, i) and not (yielding and int(model.eq_type[i]) in coupling)]
+    soft = [equality_label(model, i) for i in softer(model, "eq_solref", "eq_solimp", rigid)]
+    findings.add("approximated", "solref and solimp of equalities", soft, f"{HARD}; load(soft=True) lets those between joints yield")
     for kind, key in COUNTED.items():
         findings.add("ignored", kind, [""] * int(getattr(model, key)), "the motion does not depend on it", "none")
 
@@ -48,7 +49,7 @@ def report_model(compiled: CompiledMjcf, names: Sequence[str], findings: Finding
 def report_contacts(compiled: CompiledMjcf, labels: dict[int, str], findings: Findings) -> None:
     """Report on numbers of geoms that touch. `labels`: geom -> name, of those that have contacts."""
     model = compiled.model
-    soft = [labels[g] for g in _soft(model, "geom_solref", "geom_solimp", labels)]
+    soft = [labels[g] for g in softer(model, "geom_solref", "geom_solimp", labels)]
     findings.add("approximated", "solref and solimp of geoms", soft, HARD)
     wide = [label for g, label in labels.items() if model.geom_margin[g] or _of(model, "geom_gap")[g]]
     findings.add("approximated", "margin and gap of geoms", wide, "surfaces touch where their distance is zero")
@@ -65,14 +66,14 @@ def _report_joints(model: Any, mujoco: Any, findings: Findings) -> None:
     limited = [] if disabled(model, "LIMIT") else [int(j) for j in np.flatnonzero(model.jnt_limited)]
     cones = [j for j in limited if model.jnt_type[j] == int(mujoco.mjtJoint.mjJNT_BALL) and model.jnt_range[j, 1] < np.pi]
     add("approximated", "limits of ball joints", cones, BOX)
-    add("approximated", "solref and solimp of limits", _soft(model, "jnt_solref", "jnt_solimp", limited), HARD)
+    add("approximated", "solref and solimp of limits", softer(model, "jnt_solref", "jnt_solimp", limited), HARD)
     add("approximated", "margin of limits", [j for j in limited if model.jnt_margin[j]], "limits act where they are reached")
     rubbing = [] if disabled(model, "FRICTIONLOSS") else [int(i) for i in np.flatnonzero(model.dof_frictionloss)]
-    soft = _soft(model, "dof_solref", "dof_solimp", rubbing)
+    soft = softer(model, "dof_solref", "dof_solimp", rubbing)
     add("approximated", "solref and solimp of joint friction", [int(model.dof_jntid[i]) for i in soft], HARD)
 
 
-def _soft(model: Any, solref: str, solimp: str, numbers: Iterable[int]) -> list[int]:
+def softer(model: Any, solref: str, solimp: str, numbers: Iterable[int]) -> list[int]:
     """Those of the numbered elements whose softness is not MuJoCo's default."""
     ref, imp = getattr(model, solref), getattr(model, solimp)
     return [i for i in numbers if not (np.allclose(ref[i], SOLREF) and np.allclose(imp[i], SOLIMP))]

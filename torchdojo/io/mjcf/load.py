@@ -38,6 +38,7 @@ def load_mjcf(
     merge_fixed_joints: bool = True,
     ignore: Sequence[str] = (),
     switches: bool = False,
+    soft: bool = False,
     rim_points: int = 4,
     repair_inertia: bool = False,
     mesh: MeshMode = "hull",
@@ -88,6 +89,8 @@ def load_mjcf(
         switches: whether equality constraints can be switched: each has a number ``active``, 1 or 0, which is the file's at first.
             ``mech.joints["grasp"].active = 1.0``, or a number for each environment. False: the active ones act for good, the others are
             left out.
+        soft: whether equality constraints between joints or fixed tendons yield as the file says: their couplings get the compliance and
+            the damping of solref at the largest impedance of solimp. False: they are rigid.
         rim_points: contact points on each rim of a cylinder.
         repair_inertia: replace an inertia that no rigid body can have by the nearest possible one. A warning gives both. Otherwise MuJoCo
             refuses the file.
@@ -100,8 +103,9 @@ def load_mjcf(
         near, slots: of contacts between bodies, as in `td.combine`: "auto" gives near contacts to shapes without a closed form (cylinders,
             hulls), and to all but ellipsoids in files of more than 12 pairs, whose steps are faster then. True: to all but ellipsoids.
             False: to none. `slots` of each pair; None: by the shapes, at most 8 for two links.
-        tendons: whether the mechanism gets the tendons of the file, `mech.tendons`, and the actuators on them, `mech.drives`.
-            False: they do not act, and the report says so.
+        tendons: whether the mechanism gets the tendons of the file, `mech.tendons`, and the actuators on them, `mech.drives`. Their limits
+            are springs of the stiffness that solreflimit has at the largest impedance of solimplimit. False: they do not act, and the
+            report says so.
         strict: refuse a file of which anything is lost that the motion depends on. Otherwise one warning has it, and
             ``mech.load_report`` has it as data.
 
@@ -116,6 +120,7 @@ def load_mjcf(
         merge_fixed_joints=merge_fixed_joints,
         ignore=ignore,
         switches=switches,
+        soft=soft,
         rim_points=rim_points,
         repair_inertia=repair_inertia,
         mesh=mesh if of_geometry(contacts) else None,

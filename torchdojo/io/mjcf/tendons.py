@@ -11,8 +11,10 @@ import torch
 from torchdojo.elements.tendon import Tendon
 from torchdojo.elements.tendon_paths import FixedTendon, Pulley, SpatialTendon, Wrap
 from torchdojo.io.mjcf.description import MjcfInfo
+from torchdojo.io.mjcf.left_out import softer
 from torchdojo.io.mjcf.model import disabled, import_mujoco, rotation_of
 from torchdojo.io.mjcf.names import joint_label, tendon_label
+from torchdojo.io.mjcf.softness import softness
 from torchdojo.io.report import Findings
 from torchdojo.io.robot import WORLD, LinkInfo
 from torchdojo.mechanism import Mechanism
@@ -73,8 +75,14 @@ class _Reader:
             plain = [i for i in range(model.ntendon) if i not in acting]
             add("ignored", "tendons without forces", labels(plain), "they have none", "none")
             return
-        for key, law in (("limited", "limits"), ("frictionloss", "friction"), ("armature", "armature")):
-            add("ignored", f"{law} of tendons", labels(having(key)), "they do not act")
+        limited = [] if disabled(model, "LIMIT") else having("limited")
+        add("approximated", "limits of tendons", labels(limited), "they are springs of the largest impedance, and stop without a bounce")
+        add(
+            "approximated", "margin of limits of tendons", labels([i for i in limited if model.tendon_margin[i]]), "they act where they are"
+        )
+        rubbing = [] if disabled(model, "FRICTIONLOSS") else having("frictionloss")
+        soft = softer(model, "tendon_solref_fri", "tendon_solimp_fri", rubbing)
+        add("approximated", "solref and solimp of friction of tendons", labels(soft), "it creeps by up to 0.1 mm/s")
         curved = labels(having("stiffnesspoly", "dampingpoly"))
         add("approximated", "springs and dampers of tendons", curved, "they are not linear and keep their linear part")
         add("ignored", "tendons that yield", labels(having("springyield")), "they do not yield")
@@ -87,11 +95,28 @@ class _Reader:
         if hard:
             self.findings.add("approximated", "stiff springs of tendons", label, "they act at the next length, and dissipate")
         rest = tuple(float(length) for length in model.tendon_lengthspring[i])
-        laws = {"stiffness": stiffness, "damping": damping, "rest": rest, "implicit": hard, "actuated": actuated}
+        laws = {"stiffness": stiffness, "damping": damping, "rest": rest, "implicit": hard, "actuated": actuated, **self._bounds(i)}
         first = int(model.tendon_adr[i])
         places = range(first, first + int(model.tendon_num[i]))
         fixed = int(model.wrap_type[first]) == int(self.mujoco.mjtWrap.mjWRAP_JOINT)
         return self._fixed(label, places, laws) if fixed else self._spatial(places, laws)
+
+    def _bounds(self, i: int) -> dict[str, Any]:
+        """Limits, friction and armature, where the tendon has them."""
+        model = self.model
+        laws: dict[str, Any] = {}
+        if model.tendon_limited[i] and not disabled(model, "LIMIT"):
+            laws["limits"] = tuple(float(length) for length in model.tendon_range[i])
+            weight, stiffness, _ = softness(model, model.tendon_solref_lim[i], model.tendon_solimp_lim[i])
+            inverse = float(model.tendon_invweight0[i])
+            if inverse > 0 and stiffness > 0:
+                laws["limit_stiffness"] = weight * stiffness / inverse
+        if model.tendon_frictionloss[i] and not disabled(model, "FRICTIONLOSS"):
+            laws["friction"] = float(model.tendon_frictionloss[i])
+        armature = float(np.asarray(getattr(model, "tendon_armature", np.zeros(i + 1)))[i])  # new in MuJoCo 3.3
+        if armature:
+            laws["armature"] = armature
+        return laws
 
     def _fixed(self, label: str, places: range, laws: dict[str, Any]) -> FixedTendon | None:
         """A coordinate is sign (qpos - qpos0)."""
