@@ -20,7 +20,8 @@ slack and no dual for them, and the step stays one smooth function of its inputs
 
 P(o) is zero for o ≤ 0, o²/(2w) up to w = SOFTENING, then o − w/2: a spring of stiffness k_l on one side, exactly off inside of the limits.
 It acts at the next length, so it is backward Euler: it takes the energy of what runs into it, as an inelastic stop, and does not bounce. At
-rest it gives by the force over k_l.
+rest it gives by the force over k_l and w/2. Friction is concave on both sides of zero, where Newton's method would jump back and forth, so
+a step of the solver ends where the rate passes zero (`turning`).
 
 The gradient of the straight parts is made of opposite forces along one line, so linear and angular momentum are kept.
 """

@@ -32,9 +32,10 @@ class Solution(NamedTuple):
 def violations(problem: StepProblem, r: Tensor, kappa: Tensor, residual_tol: float) -> tuple[Tensor, Tensor, Tensor]:
     """Largest absolute violation of the equations, and of the complementarity rows, of a residual r (N, n), each (N,).
 
-    Rows of bodies with very large dampers count less, so that what rounding leaves there is within `residual_tol` (`rounding_factors`). The
-    third value is the violation of the equations in which they count like all others. Where it is larger than the tolerance, another
-    iteration is made from a point whose first violation is within it: Newton's step then leaves nothing but rounding.
+    Rows of bodies with very large dampers, and of very stiff tendons, count less, so that what rounding leaves there is within
+    `residual_tol` (`rounding_factors`). The third value is the violation of the equations in which they count like all others. Where it
+    is larger than the tolerance, another iteration is made from a point whose first violation is within it: Newton's step then leaves
+    nothing but rounding.
     """
     system = problem.system
     rows = torch.cat((system.orthant_index[:, 1], system.second_order_index[:, 1].flatten()))
