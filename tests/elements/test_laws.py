@@ -107,7 +107,7 @@ OTHERS = {
     "test_rotors_do_the_work_of_their_thrust": "Rotors",
     "test_near_contacts_keep_momentum_and_take_energy": "NearContact",
     "test_tendons_keep_momentum_and_dampers_take_energy": "FixedTendon SpatialTendon rest_lower rest_upper",
-    "test_limits_and_friction_of_tendons_take_energy": "limit_lower limit_upper limit_stiffness",
+    "test_limits_and_friction_of_tendons_take_energy": "limit_lower limit_upper limit_stiffness limit_time",
     "test_couplings_that_yield_take_energy": "compliance curve",
 }
 #: What has no law of its own: geometry, and base classes.

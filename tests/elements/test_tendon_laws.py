@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torchdojo as td
-from torchdojo.elements.tendon import SLIP, SOFTENING
+from torchdojo.elements.tendon import LIMIT_TIME, SLIP, SOFTENING
 from torchdojo.native import loader
 
 KERNEL = pytest.param("native", marks=pytest.mark.skipif(not loader.available(), reason="no compiler for the native kernel"))
@@ -44,9 +44,12 @@ def test_a_limit_holds_a_weight(backend: str) -> None:
     height, _, path = height_and_rate(stop, 50, qd=-3.0)
     heights = stop.to_minimal(path.z)[0]
     assert float(heights.min()) > -3.1 * STEP and float(heights[3:].max()) < 1e-4 and abs(height) < 3e-5  # no bounce
-    apart = hung(backend, limits=(1.2, 1.5))  # 0.2 m outside: comes back at once, at the speed overshoot / h, but for m v / (h k)
-    height, rate, _ = height_and_rate(apart, 1)
-    assert abs(height + 0.2 + (2.0 * rate + 2.0 * GRAVITY * STEP) / STEP / 1e6 - 0.5 * SOFTENING) < 1e-9
+    soft = hung(backend, limits=(None, 1.0), limit_stiffness=2e4)  # h² k = m, and τ damps critically
+    heights = soft.to_minimal(height_and_rate(soft, 50, qd=-3.0)[2].z)[0]
+    assert float(heights[2:].max()) < 0.0 and float(heights.min()) > -0.05
+    apart = hung(backend, limits=(1.2, 1.5))  # 0.2 m outside: o − (h + τ) L̇ is the force over k
+    _, rate, _ = height_and_rate(apart, 1)
+    assert abs(0.2 + (STEP + LIMIT_TIME) * rate - 0.5 * SOFTENING + 2.0 * (rate + GRAVITY * STEP) / STEP / 1e6) < 1e-9
 
 
 @pytest.mark.parametrize("backend", LONG)
@@ -122,7 +125,14 @@ def test_rigid_is_rigid_to_the_bit(backend: str) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_gradients_by_numbers_agree_with_differences(backend: str) -> None:
     """Outside of a limit, sliding, with armature: by all numbers of both tendons; and by those of couplings that yield."""
-    laws: dict[str, Any] = {"limits": (0.2, 0.5), "limit_stiffness": 300.0, "friction": 0.7, "damping": 0.4, "stiffness": 20.0}
+    laws: dict[str, Any] = {
+        "limits": (0.2, 0.5),
+        "limit_stiffness": 300.0,
+        "limit_time": 0.03,
+        "friction": 0.7,
+        "damping": 0.4,
+        "stiffness": 20.0,
+    }
     link = {"mass": 1.0, "inertia": (0.02, 0.03, 0.01)}
     sites = [td.Site(None, (0.1, 0, 0.1)), td.Wrap(td.Site("upper", (0, 0, -0.5)), 0.05), td.Site("lower", (0.04, 0, 0.1))]
     joints = {

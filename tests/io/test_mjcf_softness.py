@@ -71,6 +71,9 @@ def test_limits_of_tendons_hold_as_mujocos(tmp_path: Path) -> None:
     given = -theirs[0] - 0.05
     assert given > 1e-3 and abs(ours[0] - theirs[0]) < 0.01 * given
     assert "limits of tendons" in [entry.kind for entry in mech.load_report.entries]
+    for steps in (55, 75, 100):  # it falls for 50, and the limit catches it without a bounce, sooner than MuJoCo's, which has an inertia
+        theirs, ours, _ = both(tmp_path, steps, string=string, tendons=True)
+        assert theirs[0] - 1e-4 < ours[0] < -0.05, (steps, theirs, ours)
 
 
 @pytest.mark.filterwarnings("ignore:.*what differs")

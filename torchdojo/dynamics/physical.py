@@ -32,7 +32,7 @@ RANGES: dict[type | None, dict[str, tuple[float, float]]] = {
     StandardJoint: dict.fromkeys(("spring", "damper", "armature", *SERVO), NOT_NEGATIVE),
     JointElement: dict.fromkeys(("friction", "velocity_limits", *SERVO), NOT_NEGATIVE),
     Coupling: {"active": (-DIFFERENCE, 1.0 + DIFFERENCE), "compliance": NOT_NEGATIVE, "damping": NOT_NEGATIVE},
-    Tendon: dict.fromkeys(("stiffness", "damping", "limit_stiffness", "friction", "armature"), NOT_NEGATIVE),
+    Tendon: dict.fromkeys(("stiffness", "damping", "limit_stiffness", "limit_time", "friction", "armature"), NOT_NEGATIVE),
     Contact: {
         **dict.fromkeys(("radius", "other_radius", "friction", "damping", "torsional_friction", "rolling_friction"), NOT_NEGATIVE),
         **dict.fromkeys((f"{other}{name}" for other in ("", "other_") for name in ("length", "size")), POSITIVE),

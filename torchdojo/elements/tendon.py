@@ -14,14 +14,17 @@ zero, else 0: the spring is backward Euler along the tangent of the path, and di
 Limits, friction and armature are optional. They are laws of the same scalar L̇, which only fall with it, so that Newton's method needs no
 slack and no dual for them, and the step stays one smooth function of its inputs:
 
-    limits     N = k_l (P(l − L⁺) − P(L⁺ − r))     with the next length L⁺ = L + h L̇ along the tangent, and limits l < r
+    limits     N = k_l (P(o_l) − P(o_r))           o_l = l − L − (h + τ P′(l − L)) L̇,  o_r = L − r + (h + τ P′(L − r)) L̇,  l < r
     friction   F = −f L̇ / √(L̇² + s²)              at most f, with creep: s = SLIP
     armature   a (L̇ − L̇⁻)                          L̇⁻ is the rate of the step before, g⁻ · V: energy ½ a L̇² of what moves with L
 
 P(o) is zero for o ≤ 0, o²/(2w) up to w = SOFTENING, then o − w/2: a spring of stiffness k_l on one side, exactly off inside of the limits.
-It acts at the next length, so it is backward Euler: it takes the energy of what runs into it, as an inelastic stop, and does not bounce. At
-rest it gives by the force over k_l and w/2. Friction is concave on both sides of zero, where Newton's method would jump back and forth, so
-a step of the solver ends where the rate passes zero (`turning`).
+It acts at the next length, L + h L̇ along the tangent. Where the length is outside already, a damper k_l τ acts beside it, as long as both
+push. So it takes the energy of what runs into it: in one step and without a bounce where h² k_l is large against the inertia, as it is by
+default. A start far outside comes back at the rate o/(h + τ). At rest a limit gives by the force over k_l and w/2.
+
+Friction is concave on both sides of zero, where Newton's method would jump back and forth. So a step of the solver ends where the rate
+passes zero (`Tendon.turning`).
 
 The gradient of the straight parts is made of opposite forces along one line, so linear and angular momentum are kept.
 """
@@ -43,6 +46,8 @@ __all__ = ["Path", "Tendon"]
 SOFTENING = 1e-6  # [m] over which a limit comes in
 SLIP = 1e-4  # [m/s] friction is 70 % of its bound at this rate
 LIMIT_STIFFNESS = 1e6  # [N/m]
+LIMIT_TIME = 0.02  # [s] as of MuJoCo's constraints
+LIMIT_FIELDS = ("limit_lower", "limit_upper", "limit_stiffness", "limit_time")
 FAR = 1e9  # [m] where a limit is that does not exist
 
 
@@ -77,7 +82,8 @@ class Tendon(Element):
         implicit: whether the spring acts at the next length, for stiff ones (h² k above a fraction of the inertia).
         actuated: whether the tendon has an input in u: a force along its length [N], positive pushes, negative pulls.
         limits: (lower, upper) length [m], each a number, (...,), or None where that side has no limit. None: no limits.
-        limit_stiffness: k_l of these one-sided springs [N/m], (...,).
+        limit_stiffness: k_l of these one-sided springs [N/m], (...,), at least 0.
+        limit_time: τ of the dampers beside them, k_l τ, which act outside of the limits [s], (...,), at least 0.
         friction: f, a bound on a force against the rate of the length [N], (...,). None: no friction.
         armature: a, the inertia of what moves with the length, as of a spool [kg], (...,). None: no armature.
 
@@ -87,7 +93,7 @@ class Tendon(Element):
 
     num_rows = 1
     fields: ClassVar[dict[str, int]] = {"stiffness": 0, "damping": 0, "rest_lower": 0, "rest_upper": 0}
-    optional: ClassVar[dict[str, int]] = {"limit_lower": 0, "limit_upper": 0, "limit_stiffness": 0, "friction": 0, "armature": 0}
+    optional: ClassVar[dict[str, int]] = {**dict.fromkeys(LIMIT_FIELDS, 0), "friction": 0, "armature": 0}
     noun: ClassVar[str] = "tendon"
     structural: ClassVar[frozenset[str]] = frozenset({"actuated", "implicit"})
     stiffness: Tensor
@@ -97,6 +103,7 @@ class Tendon(Element):
     limit_lower: Tensor | None
     limit_upper: Tensor | None
     limit_stiffness: Tensor | None
+    limit_time: Tensor | None
     friction: Tensor | None
     armature: Tensor | None
     #: joints that the path runs over, which `attach` finds
@@ -112,13 +119,14 @@ class Tendon(Element):
         actuated: bool = False,
         limits: Any = None,
         limit_stiffness: Any = LIMIT_STIFFNESS,
+        limit_time: Any = LIMIT_TIME,
         friction: Any = None,
         armature: Any = None,
     ) -> None:
         super().__init__()
         given = {name: value for name, value in (("friction", friction), ("armature", armature)) if value is not None}
         if limits is not None:
-            given = self._limits(limits) | {"limit_stiffness": limit_stiffness} | given
+            given = self._limits(limits) | {"limit_stiffness": limit_stiffness, "limit_time": limit_time} | given
         self.set_fields({**type(self).fields, **{name: self.optional[name] for name in given}})
         for name, value in given.items():
             setattr(self, name, value)
@@ -153,7 +161,7 @@ class Tendon(Element):
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         value = super().check_field(name, value)
-        if name in ("stiffness", "damping", "limit_stiffness", "friction", "armature"):
+        if name in ("stiffness", "damping", "limit_stiffness", "limit_time", "friction", "armature"):
             require(value >= 0, self.label(name), value, "numbers >= 0")
         return value
 
@@ -204,10 +212,7 @@ class Tendon(Element):
         if u.shape[-1]:
             force = force + u[..., 0]
         if self.limit_stiffness is not None:
-            assert self.limit_lower is not None and self.limit_upper is not None  # they come together
-            # The distance to a limit is data. So rounding of the length does not change between iterations.
-            lower, upper = (self.limit_lower - length) - h * rate, (length - self.limit_upper) + h * rate
-            force = force + self.limit_stiffness * (overshoot(lower) - overshoot(upper))
+            force = force + self.limit_stiffness * self._limit_overshoot(length, rate, h)
         if self.friction is not None:
             force = force - self.friction * rate / (rate**2 + SLIP**2).sqrt()
         if self.armature is not None:
@@ -217,6 +222,13 @@ class Tendon(Element):
         wrenches = [(impulse * force_, impulse * torque) for force_, torque in pulls]
         return wrenches, impulse - (h * force)[..., None]
 
+    def _limit_overshoot(self, length: Tensor, rate: Tensor, h: Tensor) -> Tensor:
+        """P(o_l) − P(o_r) [m], (...). The distance to a limit is data, so its rounding does not change between iterations."""
+        assert self.limit_lower is not None and self.limit_upper is not None and self.limit_time is not None  # they come together
+        under, over = self.limit_lower - length, length - self.limit_upper
+        lower, upper = (h + self.limit_time * (o / SOFTENING).clamp(0, 1) for o in (under, over))
+        return overshoot(under - lower * rate) - overshoot(over + upper * rate)
+
     # -- what the solver knows of the law ------------------------------------------------------------------------------------------------
 
     def steepness(self, timestep: Tensor) -> Tensor:
@@ -224,10 +236,10 @@ class Tendon(Element):
 
         timestep: (...).
         """
-        stiffness = self.stiffness if self.implicit else torch.zeros_like(self.stiffness)
+        steepness = self.damping + (timestep * self.stiffness if self.implicit else 0.0)
         if self.limit_stiffness is not None:
-            stiffness = stiffness + self.limit_stiffness
-        steepness = self.damping + timestep * stiffness
+            assert self.limit_time is not None  # they come together
+            steepness = steepness + (timestep + self.limit_time) * self.limit_stiffness
         return steepness if self.friction is None else steepness + self.friction / SLIP
 
     def turning(self, rate: Tensor, change: Tensor) -> Tensor:

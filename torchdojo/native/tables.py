@@ -332,7 +332,7 @@ CONTACT_PARAMETERS = numbers(point=3, radius=1, offset=1, normal=3, tangents=6, 
 # off: 1 − active. Coefficients of the ends stand behind, where given.
 COUPLING_PARAMETERS = numbers(ratio=1, offset=1, curve=3, off=1, compliance=1, damping=1)
 TENDON_PARAMETERS = numbers(  # then those of the path
-    stiffness=1, damping=1, rest_lower=1, rest_upper=1, limit_lower=1, limit_upper=1, limit_stiffness=1, friction=1, armature=1
+    stiffness=1, damping=1, rest_lower=1, rest_upper=1, **dict.fromkeys(tendon.LIMIT_FIELDS, 1), friction=1, armature=1
 )
 # Each actuator has the numbers of its law (actuation.py). A range (lower, upper) of each input follows.
 ACTUATOR_PARAMETERS = numbers(gear=1, gain=3, bias=3, length0=1, ctrlrange=2, forcerange=2, carried_damping=1)

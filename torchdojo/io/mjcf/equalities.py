@@ -26,7 +26,7 @@ __all__ = ["Equalities", "led_by_mocap"]
 
 INDEPENDENT = "what they couple moves independently"
 INACTIVE = "they are not active at the start; load(switches=True) has them, switched off"
-YIELDS = "they yield as a spring and a damper of the largest impedance"
+YIELDS = "they yield as a spring and a damper of the largest impedance, without its inertia"
 SOFT = (
     "a Floating joint with spring, damper and armature, of the largest impedance; its parent_anchor and orientation_offset are the target"
 )

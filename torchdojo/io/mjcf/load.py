@@ -104,7 +104,7 @@ def load_mjcf(
             hulls), and to all but ellipsoids in files of more than 12 pairs, whose steps are faster then. True: to all but ellipsoids.
             False: to none. `slots` of each pair; None: by the shapes, at most 8 for two links.
         tendons: whether the mechanism gets the tendons of the file, `mech.tendons`, and the actuators on them, `mech.drives`. Their limits
-            are springs of the stiffness that solreflimit has at the largest impedance of solimplimit. False: they do not act, and the
+            are springs and dampers by solreflimit and the largest impedance of solimplimit. False: they do not act, and the
             report says so.
         strict: refuse a file of which anything is lost that the motion depends on. Otherwise one warning has it, and
             ``mech.load_report`` has it as data.

@@ -76,7 +76,12 @@ class _Reader:
             add("ignored", "tendons without forces", labels(plain), "they have none", "none")
             return
         limited = [] if disabled(model, "LIMIT") else having("limited")
-        add("approximated", "limits of tendons", labels(limited), "they are springs of the largest impedance, and stop without a bounce")
+        add(
+            "approximated",
+            "limits of tendons",
+            labels(limited),
+            "they are springs and dampers of the largest impedance, without its inertia",
+        )
         add(
             "approximated", "margin of limits of tendons", labels([i for i in limited if model.tendon_margin[i]]), "they act where they are"
         )
@@ -107,10 +112,10 @@ class _Reader:
         laws: dict[str, Any] = {}
         if model.tendon_limited[i] and not disabled(model, "LIMIT"):
             laws["limits"] = tuple(float(length) for length in model.tendon_range[i])
-            weight, stiffness, _ = softness(model, model.tendon_solref_lim[i], model.tendon_solimp_lim[i])
+            weight, stiffness, damping = softness(model, model.tendon_solref_lim[i], model.tendon_solimp_lim[i])
             inverse = float(model.tendon_invweight0[i])
             if inverse > 0 and stiffness > 0:
-                laws["limit_stiffness"] = weight * stiffness / inverse
+                laws |= {"limit_stiffness": weight * stiffness / inverse, "limit_time": damping / stiffness}
         if model.tendon_frictionloss[i] and not disabled(model, "FRICTIONLOSS"):
             laws["friction"] = float(model.tendon_frictionloss[i])
         armature = float(np.asarray(getattr(model, "tendon_armature", np.zeros(i + 1)))[i])  # new in MuJoCo 3.3

@@ -172,10 +172,11 @@ private:
         if (tendon.input >= 0) force += problem.u[tendon.input];
         if (tendon.limited) {
             const T &stiffness = p[field::limit_stiffness];
-            sum[field::limit_lower] += each * stiffness * laws.below_slope;
-            sum[field::limit_upper] += each * stiffness * laws.above_slope;
+            sum[field::limit_lower] += each * stiffness * laws.by_lower;
+            sum[field::limit_upper] += each * stiffness * laws.by_upper;
             sum[field::limit_stiffness] += each * (laws.below - laws.above);
-            force += stiffness * (laws.below - laws.above - h * rate * (laws.below_slope + laws.above_slope));
+            sum[field::limit_time] += each * stiffness * laws.held;
+            force += stiffness * (laws.below - laws.above + h * laws.by_timestep);
         }
         if (tendon.rubs) sum[field::friction] -= each * laws.rubbed, force -= p[field::friction] * laws.rubbed;
         if (tendon.armature) sum[field::armature] -= mu * (rate - data.incoming);

@@ -25,12 +25,14 @@ TD_INLINE T tendon_rate(const Problem<T> &problem, const TendonTable &tendon, co
     return rate;
 }
 
-// P(o) of a limit, and its derivative.
+// P(o) of a limit, and its derivatives.
 template <class T>
 struct Overshoot {
-    T value, slope;
+    T value, slope, bend;
 
     explicit Overshoot(const T &over) {
+        const T inside = broadcast<T>(constant::tendon_softening) - over;
+        bend = select(min(over, inside) > T{}, broadcast<T>(1.0 / constant::tendon_softening), T{});
         const T start = min(max(over, T{}), broadcast<T>(constant::tendon_softening));
         slope = (1.0 / constant::tendon_softening) * start;
         value = slope * (over - 0.5 * start);
@@ -41,18 +43,24 @@ struct Overshoot {
 template <class T>
 struct TendonLaws {
     T impulse{}, by_rate{}, by_length{};
-    T below{}, above{}, below_slope{}, above_slope{};  // of limits
+    // Of limits: P, its derivative by the limit, which moves the place where the damper begins, and what the damper adds per time.
+    T below{}, above{}, by_lower{}, by_upper{}, held{}, by_timestep{};
     T rubbed{};  // L̇ / √(L̇² + s²)
 
     TendonLaws(const Problem<T> &problem, const TendonTable &tendon, const TendonData<T> &data, const T &rate) {
         const T h = problem.timestep(), *p = &problem.parameters[tendon.parameters];
         if (tendon.limited) {
-            const T moved = h * rate, stiffness = h * p[parameter::tendon::limit_stiffness];
-            const Overshoot<T> lower((p[parameter::tendon::limit_lower] - data.length) - moved);
-            const Overshoot<T> upper((data.length - p[parameter::tendon::limit_upper]) + moved);
-            below = lower.value, above = upper.value, below_slope = lower.slope, above_slope = upper.slope;
-            const T slope = stiffness * (below_slope + above_slope);
-            impulse += stiffness * (below - above), by_rate += h * slope, by_length -= slope;
+            const T stiffness = h * p[parameter::tendon::limit_stiffness], &time = p[parameter::tendon::limit_time];
+            const T under = p[parameter::tendon::limit_lower] - data.length, over = data.length - p[parameter::tendon::limit_upper];
+            const Overshoot<T> lower_now(under), upper_now(over);
+            const T lower_reach = h + time * lower_now.slope, upper_reach = h + time * upper_now.slope;
+            const Overshoot<T> lower(under - lower_reach * rate), upper(over + upper_reach * rate);
+            below = lower.value, above = upper.value;
+            by_lower = lower.slope * (1.0 - time * rate * lower_now.bend), by_upper = upper.slope * (1.0 + time * rate * upper_now.bend);
+            held = -(rate * (lower.slope * lower_now.slope + upper.slope * upper_now.slope));
+            by_timestep = -(rate * (lower.slope + upper.slope));
+            impulse += stiffness * (below - above);
+            by_rate += stiffness * (lower.slope * lower_reach + upper.slope * upper_reach), by_length -= stiffness * (by_lower + by_upper);
         }
         if (tendon.rubs) {
             constexpr double square = constant::tendon_slip * constant::tendon_slip;
@@ -83,7 +91,7 @@ template <class T>
 T tendon_steepness(const Problem<T> &problem, const TendonTable &tendon, const TendonData<T> &data) {
     const T *p = &problem.parameters[tendon.parameters];
     T steepness = problem.inverse_timestep * data.damping;
-    if (tendon.limited) steepness += problem.timestep() * p[parameter::tendon::limit_stiffness];
+    if (tendon.limited) steepness += (problem.timestep() + p[parameter::tendon::limit_time]) * p[parameter::tendon::limit_stiffness];
     if (tendon.rubs) steepness += (1.0 / constant::tendon_slip) * p[parameter::tendon::friction];
     return steepness;
 }
