@@ -121,8 +121,7 @@ def test_rigid_is_rigid_to_the_bit(backend: str) -> None:
     assert abs(height_and_rate(plain, 3)[0] - height_and_rate(near, 3)[0]) < 1e-12
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", LONG)
 def test_gradients_by_numbers_agree_with_differences(backend: str) -> None:
     """Outside of a limit, sliding, with armature: by all numbers of both tendons; and by those of couplings that yield."""
     laws: dict[str, Any] = {
