@@ -109,7 +109,7 @@ def compare(mech: td.Mechanism, count: int = 9) -> None:
     for kind in KINDS for law in LAWS
 ])  # fmt: skip
 def test_kernel_equals_reference(kind: str, law: str) -> None:
-    compare(chain(tendon=path(kind, LAWS[law])))
+    compare(chain(tendon=path(kind, LAWS[law])), 4 if "limits" in law else 9)  # starts far outside of limits are slow
 
 
 @pytest.mark.sanitize
@@ -128,7 +128,7 @@ def test_gradients_by_all_numbers(kind: str) -> None:
         for p in mech.parameters():
             p.requires_grad_()
         out = mech.step(z, u)
-        assert not out.status.any() and int(out.iterations.max()) < 20
+        assert not out.status.any() and int(out.iterations.max()) < 50  # no attempt of the ladder runs out
         loss = sum((torch.cos(torch.arange(value.numel()).double()).reshape(value.shape) * value).sum() for value in (out.z, out.impulses))
         found = torch.autograd.grad(loss, [mech.get_parameter(name) for name in names], allow_unused=True, materialize_grads=True)
         results.append(dict(zip(names, found, strict=True)))
