@@ -28,7 +28,7 @@ LAWS: dict[str, dict[str, Any]] = {
     "armature": {"armature": 0.6, "stiffness": 40.0, "rest": 0.2, "implicit": True},
     "all": {"limits": (None, 0.4), "limit_stiffness": 5e3, "friction": 0.5, "armature": 0.2, "damping": 0.3, "actuated": True},
 }
-NEW = ("limits", "friction", "armature", "all")  # slow
+NEW = ("limits", "friction and limits", "armature", "all")  # slow
 
 
 def chain(**tendons: td.Tendon) -> td.Mechanism:
