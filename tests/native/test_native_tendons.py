@@ -28,7 +28,7 @@ LAWS: dict[str, dict[str, Any]] = {
     "armature": {"armature": 0.6, "stiffness": 40.0, "rest": 0.2, "implicit": True},
     "all": {"limits": (None, 0.4), "limit_stiffness": 5e3, "friction": 0.5, "armature": 0.2, "damping": 0.3, "actuated": True},
 }
-NEW = ("limits", "friction and limits", "armature", "all")  # slow
+SLOW_LAWS = ("limits", "friction and limits", "armature", "all")
 
 
 def chain(**tendons: td.Tendon) -> td.Mechanism:
@@ -105,7 +105,7 @@ def compare(mech: td.Mechanism, count: int = 9) -> None:
 
 @pytest.mark.sanitize
 @pytest.mark.parametrize(("kind", "law"), [
-    pytest.param(kind, law, marks=() if law == "damper" or (kind == "straight" and law not in NEW) else pytest.mark.slow)
+    pytest.param(kind, law, marks=() if law == "damper" or (kind == "straight" and law not in SLOW_LAWS) else pytest.mark.slow)
     for kind in KINDS for law in LAWS
 ])  # fmt: skip
 def test_kernel_equals_reference(kind: str, law: str) -> None:
