@@ -31,7 +31,7 @@ from torchdojo.dynamics.residual import StepProblem
 from torchdojo.dynamics.system import System
 from torchdojo.gradients.batching import align, align_given, flatten_batch, halves, map_given, map_gradients
 from torchdojo.gradients.checks import valid_environments
-from torchdojo.gradients.linearization import Linearization
+from torchdojo.gradients.linearization import LinearizedEquations
 from torchdojo.gradients.request import Request
 from torchdojo.gradients.transforms import LastDerivative, apart_from_hooks, save
 from torchdojo.solver.interior_point import solve_step
@@ -112,7 +112,7 @@ class StepAdjointFunction(torch.autograd.Function):
         system: System, request: Request, needs: tuple[bool, ...], grad_w: Tensor, w: Tensor, status: Tensor, *tensors: Tensor
     ) -> tuple[Tensor | None, ...]:
         with torch.enable_grad():
-            linear = Linearization(system, request, w, status, tensors, needs, grad_w.shape[:-1])
+            linear = LinearizedEquations(system, request, w, status, tensors, needs, grad_w.shape[:-1])
             if not len(linear.index):
                 return tuple(torch.zeros_like(t) if need else None for t, need in zip(tensors, needs, strict=True))
             return linear.named(needs, linear.adjoint(linear.rows(grad_w)))
@@ -160,7 +160,7 @@ class StepTangentFunction(torch.autograd.Function):
     def forward(system: System, request: Request, w: Tensor, status: Tensor, *values: Tensor | None) -> Tensor:
         tensors, directions = halves(values)
         with torch.enable_grad():
-            linear = Linearization(system, request, w, status, tensors, [d is not None for d in directions])
+            linear = LinearizedEquations(system, request, w, status, tensors, [d is not None for d in directions])
             result = w.new_zeros(linear.batch.numel(), system.num_unknowns + request.num_shifts(system))
             if len(linear.index):
                 result[linear.index] = linear.tangent(directions)
@@ -216,7 +216,7 @@ class StepHessianFunction(LastDerivative):
         tensors, directions = halves(values)
         with torch.enable_grad():
             active = [need or d is not None for need, d in zip(needs, directions, strict=True)]
-            linear = Linearization(system, request, w, status, tensors, active, grad_w.shape[:-1])
+            linear = LinearizedEquations(system, request, w, status, tensors, active, grad_w.shape[:-1])
             if not len(linear.index):
                 return tuple(torch.zeros_like(t) if need else None for t, need in zip(tensors, needs, strict=True))
             return linear.named(needs, linear.hessian(linear.rows(grad_w), directions))

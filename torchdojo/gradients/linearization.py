@@ -17,10 +17,10 @@ from torchdojo.parameters import broadcast_shapes
 from torchdojo.solver.options import GradientMode, Status
 from torchdojo.state.unknowns import NUM_DATA, ParameterSpec
 
-__all__ = ["Linearization", "pushforward"]
+__all__ = ["LinearizedEquations", "pushforward"]
 
 
-class Linearization:
+class LinearizedEquations:
     """The equations of the solved environments of a batch, factored where derivatives are taken. Construct it with grad enabled."""
 
     def __init__(

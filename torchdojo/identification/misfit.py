@@ -33,7 +33,7 @@ from torchdojo.native.execution import velocity_sensitivity
 from torchdojo.solver.options import Status
 from torchdojo.state.layout import ANGULAR_VELOCITY, ORIENTATION, POSITION, STATE_SIZE, TANGENT_SIZE, VELOCITY
 
-__all__ = ["Linearization", "RobustLoss", "Scales", "WindowLoss", "WindowResidual"]
+__all__ = ["LinearizedMisfit", "RobustLoss", "Scales", "WindowLoss", "WindowResidual"]
 
 #: Steps that are differentiated together: enough to fill the kernel's lanes, few enough to stay in the cache.
 CHUNK = 2048
@@ -92,7 +92,7 @@ class RobustLoss:
         return 1 / (1 + squared / edge) if self.kind == "cauchy" else torch.ones_like(squared)
 
 
-class Linearization(NamedTuple):
+class LinearizedMisfit(NamedTuple):
     """The misfit of windows and its derivatives.
 
     misfit: r (N, K, R).
@@ -170,14 +170,14 @@ class WindowResidual:
         first_misfit = nn.functional.pad(first_misfit, (0, self.size - first_misfit.shape[-1]))  # no step leads to a first sample
         return torch.cat((first_misfit[..., None, :], misfit), dim=-2), torch.cat((torch.ones_like(solved[..., :1]), solved), dim=-1)
 
-    def linearize(self, windows: Tensor, raw: Tensor, start: Tensor | None = None) -> Linearization:
+    def linearize(self, windows: Tensor, raw: Tensor, start: Tensor | None = None) -> LinearizedMisfit:
         """`evaluate` and its Jacobians by `raw` (P,), and by changes (D,) of `start` where that is given (`correct`)."""
         model, substeps = self.model, self.substeps
         raw = raw.detach()
         if start is None and not len(raw):  # nothing to differentiate by
             with torch.no_grad():
                 misfit, solved = self.evaluate(windows, raw)
-            return Linearization(misfit, misfit.new_zeros(*misfit.shape, 0), None, solved)
+            return LinearizedMisfit(misfit, misfit.new_zeros(*misfit.shape, 0), None, solved)
         rows = raw.expand(len(windows), -1).clone().requires_grad_()
         change = raw.new_zeros(len(windows), 0 if start is None else self.start_size).requires_grad_()
         with torch.enable_grad():
@@ -218,7 +218,7 @@ class WindowResidual:
             direct = nn.functional.pad(direct, (0, 0, 0, extra.shape[-1]))
         by_raw, by_start = torch.where(keep[..., None], jacobian, 0.0).split((len(raw), change.shape[-1]), dim=-1)
         by_raw = by_raw + torch.where(keep[..., None], direct, 0.0)
-        return Linearization(torch.where(keep, misfit, 0.0), by_raw, None if start is None else by_start, solved)
+        return LinearizedMisfit(torch.where(keep, misfit, 0.0), by_raw, None if start is None else by_start, solved)
 
     @property
     def start_size(self) -> int:
