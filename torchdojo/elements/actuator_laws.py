@@ -1,4 +1,4 @@
-"""Laws of actuators with a state: how an activation follows a control, and what force it gives. All are MuJoCo's, as pure functions.
+"""Laws of actuators with a state: from controls to activations, and from these to forces. All are MuJoCo's, as pure functions.
 
 The MuJoCo documentation, chapter Computation, "Actuation model", and chapter Modeling, "Muscles", have the equations. With a control c, an
 activation a, a length l and a velocity v:
@@ -6,7 +6,8 @@ activation a, a length l and a velocity v:
     ȧ = rate(c, a)            a⁺ = advance(c, a, h), clipped to the range of a
     force = gain(l, v) · a + bias(l, v)          a: the control itself where there is no activation
 
-A law is an object of a table: `DYNAMICS`, or `FORCES`, which serves gains and biases alike. Own laws are subclasses that are put into it.
+A law is an object of a table: `DYNAMICS`, or `FORCES`, which serves gains and biases alike. A user puts an object of
+a subclass of one's own into the table.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from torch import Tensor
 
 __all__ = ["DYNAMICS", "FORCES", "Dynamics", "Force", "muscle_bias", "muscle_gain", "muscle_rate"]
 
-SMALLEST = 1e-15  # no number that divides is smaller
+SMALLEST = 1e-15  # the least divisor
 
 
 # -- activations -------------------------------------------------------------------------------------------------------------------------
 
 
 class Dynamics(ABC):
-    """How an activation follows its control."""
+    """The law by which an activation follows its control."""
 
     stateful: ClassVar[bool] = True
-    size: ClassVar[int] = 1  #: how many numbers it has
+    size: ClassVar[int] = 1  #: count of its numbers
 
     @abstractmethod
     def rate(self, ctrl: Tensor, act: Tensor, numbers: Tensor) -> Tensor:
@@ -114,7 +115,7 @@ DYNAMICS: dict[str, Dynamics] = {
 class Force(ABC):
     """Gain or bias of an actuator, a function of length and velocity."""
 
-    size: ClassVar[int] = 3  #: how many numbers it has
+    size: ClassVar[int] = 3  #: count of its numbers
     needs_range: ClassVar[bool] = False  #: whether it reads the range of the length and the acceleration per force
 
     @abstractmethod

@@ -10,8 +10,8 @@ Computation, "Actuation model", has the transmission, the force, and the clamps 
 A motor has gain (1, 0, 0) and bias 0. A position servo has gain (kp, 0, 0) and bias (0, −kp, −kv), so f = kp (c − l) − kv l̇. A velocity
 servo has gain (kv, 0, 0) and bias (0, 0, −kv).
 
-The state z gives q and q̇ of now. Three modes say which of these the step replaces by those of the next configuration. Let k = −g² bias₁ and
-d = −g² bias₂ be the stiffness and the damping of the servo, where these are positive.
+The state z gives the present q and q̇. Three modes say which of these the step replaces by values at the next configuration. Let
+k = −g² bias₁ and d = −g² bias₂ be the stiffness and the damping of the servo, where these are positive.
 
     servos           force on the coordinate                   u                     in the joint
     "implicit"       clip(g f − h k q̇⁺ − d (q̇⁺ − q̇))          g f + d q̇, not clipped   servo_stiffness k, servo_damping d, servo_range

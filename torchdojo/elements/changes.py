@@ -1,4 +1,4 @@
-"""How far a joint moves in one step, to the rounding of the motion itself.
+"""Motion of a joint in one step, with the rounding of the motion and not that of positions.
 
 The difference of two positions has the rounding of the positions, and a large damper multiplies it: 1e11 N·s/m makes 1e-5 N·s of it, at a
 meter from the origin. So both changes come from the velocities.

@@ -18,11 +18,11 @@ from torchdojo.parameters import as_tensor
 __all__ = ["JointCoupling", "JointLock", "SumCoupling", "check_ranges", "infeasible", "kinematic_fields"]
 
 ENDS = ("leader", "follower")
-MOST_TURNS = 16  # of a leader whose follower turns, too; more turns are not tried
+MOST_TURNS = 16  # turns of a leader that are tried where its follower turns, too
 ALIKE = 1e-9  # [rad] numbers of turns whose gaps differ by less fit equally well: rounding
-ROOM = 1e-9  # [m, rad] ranges that leave less have no interior
+ROOM = 1e-9  # [m, rad] narrower ranges have no interior
 SATISFIED = 1e-3  # [rad] a step leaves 1e-9; a state made by hand that is open by more is not meant to have turned
-SAMPLES = 257  # of a leader's range, at which a curve is looked at
+SAMPLES = 257  # places in a leader's range at which the range of a curve is sampled
 
 Place = str | tuple[str, int]
 
@@ -96,7 +96,7 @@ class JointCoupling(Coupling):
     def turns(self, values: list[Tensor]) -> list[Tensor]:
         """Full turns [rad] of leader and follower that satisfy the coupling best, (..., 1) each.
 
-        Those of a line are to cancel its gap: 2π(n_f − ratio n_l). Where both ends turn and no n_l does so, the state is not on the
+        A line needs turns that cancel its gap: 2π(n_f − ratio n_l). Where both ends turn and no n_l does so, the state is not on the
         coupling, and n_l = 0. A body whose quaternion has the other sign than expected is one turn away, so all turns are tried.
         """
         leader, follower = (value.detach() for value in values)

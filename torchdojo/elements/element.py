@@ -138,7 +138,7 @@ class Element(PhysicalModule):
         return None
 
     def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor, timestep: Tensor) -> Tensor:
-        """How much impulse a change of velocity takes, (..., E, 1) or one value per cone: a scale for `on_path`, without other effect.
+        """Impulse per change of velocity, (..., E, 1) or one value per cone: a scale for `on_path`, without other effect.
 
         Default: the reduced mass of the bodies [kg].
 

@@ -32,13 +32,14 @@ __all__ = [
     "hard_pyramid",
 ]
 
-HARD_KAPPA = 1e-12  # at which contacts are classified
+HARD_KAPPA = 1e-12  # κ at which contacts are classified
 # Compliance added to sticking and closed contacts, relative to the bodies'. Each refinement reduces the error by about this factor.
 # Between two bodies the condensed matrix loses twice as many digits as this number has zeros.
 COMPLIANCE = 1e-6
 HARD_REFINEMENTS = 2
-HARD_ITERATIONS = 5  # from a solution to the one at HARD_KAPPA; where contacts change on the way it takes longer, and κ → 0 is not near
-VANISHING = 1e-30  # stands for zero, by which nothing may be divided
+# Bound on the way from a solution to the one at HARD_KAPPA. Where contacts change it takes longer, and κ → 0 is not near.
+HARD_ITERATIONS = 5
+VANISHING = 1e-30  # stands for zero where a number is divided by it
 
 
 def hard_pair(impulse: Tensor, slack: Tensor, weight: Tensor, compliance: float) -> tuple[Tensor, Tensor]:

@@ -47,7 +47,7 @@ class Joint(Element):
     noun: ClassVar[str] = "joint"
     structural: ClassVar[frozenset[str]] = frozenset({"parent", "child"})
     num_coordinates: int = 0
-    free_translations: int = 0  # how many of the coordinates are lengths; they stand in front of the angles
+    free_translations: int = 0  # number of coordinates that are lengths; they stand in front of the angles
     period: ClassVar[float] = TURN  # [rad] at which angles start anew
     lower: Tensor | None
     upper: Tensor | None
@@ -91,7 +91,7 @@ class Joint(Element):
 
     @property
     def num_angles(self) -> int:
-        """How many coordinates, the last ones, are angles that count modulo `period`: all but lengths, and but rotation vectors."""
+        """Number of coordinates, the last ones, that are angles modulo `period`: all but lengths and rotation vectors."""
         return self.free_rotations
 
     @property

@@ -32,7 +32,7 @@ __all__ = ["JointElement", "JointFriction", "JointLimits", "coordinate_mass", "u
 
 KINEMATIC_FIELDS = ("axis", "parent_anchor", "child_anchor", "orientation_offset")
 READ_FIELDS = (*KINEMATIC_FIELDS, "damper", "armature", *SERVO)
-RECOVERY_SHARE = 0.5  # of the largest speed of a coordinate: its limits ask for no more, so that both kinds of limit leave room
+RECOVERY_SHARE = 0.5  # share of the largest speed of a coordinate that its limits ask for at most, so that both kinds of limit leave room
 ELEMENT_FIELDS = ("friction", "velocity_limits", *SERVO_RANGE, *BOUNDS)  # of elements of their own
 
 

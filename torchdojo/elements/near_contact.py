@@ -1,6 +1,6 @@
 """Contact at one of the near terms of two convex shapes (geometry/near_terms.py). A pair of bodies has several, one for each slot.
 
-Which term a slot has is a number of the contact, `term`, that may differ between environments. The engine chooses the terms of a step
+The term of a slot is a number of the contact, `term`, that may differ between environments. The engine chooses the terms of a step
 (engine/near_set.py): the step does not depend on the choice, as long as no term that is nearer than the reach at its end is left out.
 """
 
@@ -23,7 +23,7 @@ from torchdojo.parameters import alike, require, transforming
 
 __all__ = ["NearContact", "check_slots", "near_contacts", "near_slots", "slots_of"]
 
-BALL, CAPSULE, LINKED = 4, 8, 12  # places of contact: of a ball, of a capsule, of two links of a robot
+BALL, CAPSULE, LINKED = 4, 8, 12  # places of contact of a ball, of a capsule, of two links of a robot
 
 
 class NearContact(NonlinearContact):
@@ -145,7 +145,7 @@ class NearContact(NonlinearContact):
 
 
 def slots_of(a: Polytope, b: Polytope, linked: bool = False) -> int:
-    """How many places of contact two cores need at a time.
+    """Number of places of contact that two cores need at a time.
 
     A ball touches with its center, near which an edge or a corner of the other shape may be. Where two faces lie on each other, all
     corners of both may count, and the crossings of their edges.

@@ -1,4 +1,4 @@
-"""Which pairs of shapes touch by near terms (near_contact.py), with the cores that all pairs of a shape share."""
+"""The choice of pairs of shapes that touch by near terms (near_contact.py), and the cores that all pairs of a shape share."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["Near", "NearRule"]
 
 #: "auto": shapes that have no closed form with each other, and all pairs of files that have many. True: all pairs. False: none.
 Near = bool | Literal["auto"]
-# Most pairs in closed form of a file. All of them are part of every step: the 109 pairs of MuJoCo's humanoid take 1001 us, and 64 as near
-# contacts (`scripts/compare_self_collision.py --near auto all`, at 0e46fc7).
+# Largest number of pairs of a file that keep a closed form. These are part of every step: the 109 pairs of MuJoCo's humanoid take 1001 us,
+# and 64 as near contacts (`scripts/compare_self_collision.py --near auto all`, at 0e46fc7).
 MOST_CLOSED = 12
-MOST_CORNERS = 64  # of a hull that touches; the cost of a pair grows with the product of both numbers
+MOST_CORNERS = 64  # corners of a hull that touches; the cost of a pair grows with the product of both numbers
 
 
 def pieces_of(shape: Shape) -> Sequence[Shape]:
@@ -31,7 +31,7 @@ def pieces_of(shape: Shape) -> Sequence[Shape]:
 
 
 class NearRule:
-    """What `near=` and `slots=` of `td.combine` and `td.load` say.
+    """The options `near=` and `slots=` of `td.combine` and `td.load`.
 
     Args:
         near: as in `Near`. slots: of each pair; None: by the shapes.

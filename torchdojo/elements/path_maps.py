@@ -14,19 +14,19 @@ from torch import Tensor
 
 __all__ = ["disc_gap", "disc_on_path", "normal_on_path", "orthant_on_path", "pyramid_on_path", "weight_of"]
 
-# Nominal weight of a gap, in units of m/h: the impulse that a gap stands for where a contact opens or closes. A slip has the weight m. For
-# quadrupeds, ants and humanoids within a factor of 3 of the best.
+# Nominal weight of a gap, in units of m/h: the impulse that a gap stands for where a contact opens or closes. A slip has the weight m. It
+# is within a factor of 3 of the best one for quadrupeds, ants and humanoids.
 IMPULSE_WEIGHT = 1 / 3
 MOST_WEIGHT, OTHER_WEIGHT = 50.0, 4.0  # in `weight_of`, relative to the nominal weight
-# Impulses that only squeeze a body against itself meet no mobility: with 50 they double in every iteration until they are right. Of the 2n
-# directions of friction of n contacts with the world, 2n − 3 squeeze, half of them or more from three contacts on. So slips of bodies with
+# Impulses that only squeeze a body against itself meet no mobility: with 50 they double in every iteration until they are right. With the
+# world, n contacts have 2n directions of friction, and 2n − 3 squeeze: half of them or more from three contacts on. So slips of bodies with
 # BRACING_CONTACTS have a larger weight, where Newton's point misses their product by more than OFF_PATH κ, in the first iterations. Atlas
 # takes 6.95 iterations per step in place of 8.77, the humanoid 5.31 in place of 5.34. Without a last iteration, 4 % of Atlas' attempts from
-# a warm start fail in place of 1.8, with 8 iterations 1.6. With the same for all contacts, an A1 at h = 0.02 finds other solutions.
+# a warm start fail in place of 1.8, with 8 iterations 1.6. With this weight for all contacts, an A1 at h = 0.02 finds other solutions.
 SQUEEZING_WEIGHT, OFF_PATH, SQUEEZING_ITERATIONS, BRACING_CONTACTS = 1e6, 0.05, 8, 3
 RETURN_WEIGHT = 20.0  # in `disc_on_path`, relative to the mass
 PYRAMID_STEPS = 6
-LEAST_HEIGHT = 1e-12  # of a friction cone [N·s]: a frictionless contact needs an interior, too
+LEAST_HEIGHT = 1e-12  # height of a friction cone [N·s]: a frictionless contact needs an interior, too
 
 
 class Change(NamedTuple):
@@ -37,7 +37,7 @@ class Change(NamedTuple):
     squeezing: Tensor | None = None
 
     def part(self, place: int | slice) -> Change:
-        """Those of some components."""
+        """The changes of some components."""
         return Change(self.impulse[..., place], self.slack[..., place], self.squeezing)
 
 

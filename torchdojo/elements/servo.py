@@ -143,7 +143,7 @@ def detour(rest: Tensor, translations: int) -> Tensor:
 
     A spring has the stiffness k and k (x/sin x)² about its rest, for turns along ρ and across. Three rotations change their vector by the
     inverse Jacobian of SO(3), so x = |ρ|/2. Two turn about the held axis, too, when they move across ρ, so x = |ρ|. A stiff damper f times
-    h k multiplies errors by 1 − 1/f and 1 − (x/sin x)²/f. That is stable for f > ½ (x/sin x)², of which this is 1.5 times.
+    h k multiplies errors by 1 − 1/f and 1 − (x/sin x)²/f. This is stable for f > ½ (x/sin x)², and the factor is 1.5 times this bound.
     """
     rotations = rest.shape[-1] - translations
     if rotations < 2:

@@ -3,11 +3,11 @@
 A path has a length L of the poses, and its gradient g, the wrench of a unit of tension: per body, force and torque. With the velocities V⁺
 of the step, the current configuration and h (the law of MuJoCo's implicit integrators, and of dampers and springs of joints here):
 
-    rate       L̇ = g · V⁺                                         gradient of now, velocity of the step
+    rate       L̇ = g · V⁺                                         present gradient, velocity of the step
     row        λ − h (k e − (d + h k⁺) L̇ + u + N + F) + a (L̇ − L̇⁻) = 0
     impulses   λ g on the bodies                                   λ along L: positive pushes the ends apart
 
-e is by how much the length is below `rest_lower`, or minus by how much it is above `rest_upper`, and zero in between. So springs are
+e is the length missing to `rest_lower`, or minus the excess over `rest_upper`, and zero in between. So springs are
 explicit and keep their energy to h², and dampers are implicit and never do positive work: −d L̇². With `implicit`, k⁺ = k where e is not
 zero, else 0: the spring is backward Euler along the tangent of the path, and dissipates. u is the input of an actuated tendon [N].
 
@@ -43,12 +43,12 @@ from torchdojo.parameters import as_tensor, require
 
 __all__ = ["Path", "Tendon"]
 
-SOFTENING = 1e-6  # [m] over which a limit comes in
-SLIP = 1e-4  # [m/s] friction is 70 % of its bound at this rate
+SOFTENING = 1e-6  # [m] overshoot over which the stiffness of a limit rises to its full value
+SLIP = 1e-4  # [m/s] friction is 1/√2 of its bound at this rate
 LIMIT_STIFFNESS = 1e6  # [N/m]
-LIMIT_TIME = 0.02  # [s] as of MuJoCo's constraints
+LIMIT_TIME = 0.02  # [s] the default of MuJoCo's constraints
 LIMIT_FIELDS = ("limit_lower", "limit_upper", "limit_stiffness", "limit_time")
-FAR = 1e9  # [m] where a limit is that does not exist
+FAR = 1e9  # [m] stands for a limit that does not exist
 
 
 class Path(NamedTuple):
@@ -229,7 +229,7 @@ class Tendon(Element):
         lower, upper = (h + self.limit_time * (o / SOFTENING).clamp(0, 1) for o in (under, over))
         return overshoot(under - lower * rate) - overshoot(over + upper * rate)
 
-    # -- what the solver knows of the law ------------------------------------------------------------------------------------------------
+    # -- properties of the law for the solver --------------------------------------------------------------------------------------------
 
     def steepness(self, timestep: Tensor) -> Tensor:
         """Largest impulse per change of the length [N·s/m], (...), by which rounding of lengths enters the equations.
@@ -254,7 +254,7 @@ class Tendon(Element):
 
 
 def overshoot(over: Tensor) -> Tensor:
-    """P(o): zero before a limit, and by how much a length is behind it, with a smooth start."""
+    """P(o): zero before a limit, and the overshoot behind it, with a smooth start."""
     start = over.clamp(0, SOFTENING)
     return start / SOFTENING * (over - 0.5 * start)
 

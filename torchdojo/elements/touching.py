@@ -1,4 +1,4 @@
-"""Which bodies may touch which, by name, and the contacts of their shapes.
+"""The pairs of bodies that may touch, by name, and the contacts of their shapes.
 
 Pairs of shapes without a closed form (geometry/pairs.py) get near contacts (near_contact.py), or one by points alone, or none. The last two
 are returned by name, so that nothing is lost without a word.
@@ -33,7 +33,7 @@ Names = tuple[str, str]
 
 @dataclass(frozen=True)
 class Filter:
-    """Which pairs of a scene may touch: ``contacts=td.Filter([("robot", "crate"), ("crate", "*")])``.
+    """The pairs of a scene that may touch: ``contacts=td.Filter([("robot", "crate"), ("crate", "*")])``.
 
     A name stands for a body or a fixed shape, for all bodies of a part ("robot"), or for what a pattern matches ("robot/*_foot").
 
@@ -85,7 +85,7 @@ class Made(NamedTuple):
     by_points: dict[str, str]
 
     def message(self) -> str:
-        """What a user should know of it; "" for nothing."""
+        """A sentence on the pairs without full contacts; "" where there are none."""
         said = []
         if self.left_out:
             said.append(
@@ -129,7 +129,7 @@ class Solids:
     def __init__(self, bodies: Mapping[str, Body], joints: Iterable[Joint] = (), world: Mapping[str, World] | None = None) -> None:
         self.bodies, self.world = bodies, world or {}
         self.names = [*bodies, *self.world]
-        self.group: dict[str | None, set[str | None]] = {name: {name} for name in (None, *bodies)}  # what fixed joints make one
+        self.group: dict[str | None, set[str | None]] = {name: {name} for name in (None, *bodies)}  # bodies that fixed joints make one
         self.joints = given = list(joints)
         for joint in given:
             ends = [self.group[name] for name in joint.body_names]
@@ -261,7 +261,7 @@ def contacts_of(solids: Solids, pairs: Iterable[Pair], model: Callable[..., Cont
     """Contacts of the shapes of each pair, as `shape_contacts` makes them.
 
     Args:
-        rule: which pairs get near contacts.
+        rule: chooses the pairs that get near contacts.
 
     Raises:
         ValueError: a pair that the user named, without shapes that have contacts with each other.
@@ -324,7 +324,7 @@ def shape_contacts(
     Args:
         body, a: name of a body, and its shape. other, b: another body and its shape, or None and a shape or plane of the world.
         label: name in place of `other`. model: contact class, or a function with its arguments.
-        rule: which shapes get near contacts. linked: whether joints connect both bodies.
+        rule: chooses the shapes that get near contacts. linked: whether joints connect both bodies.
     """
     label = f"{body}_{label or other or 'world'}"
     if isinstance(b, Plane):

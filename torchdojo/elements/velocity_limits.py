@@ -4,8 +4,8 @@ With the rates ċ⁺ of the step and the largest speed v of each limited coordin
 
     v + ċ⁺ − s = 0,  v − ċ⁺ − s' = 0,  γ s = κ,  γ' s' = κ                                              impulse γ − γ'
 
-along the coordinate, as friction acts. As κ → 0 an impulse opposes only what would move faster. It belongs to the joint: no heat, no
-energy. The motor of a joint that is driven beyond its speed gives less than the input asks for.
+along the coordinate, as friction acts. As κ → 0 an impulse opposes only coordinates that would move faster. It belongs to the joint: no
+heat, no energy. The motor of a joint that is driven beyond its speed gives less than the input asks for.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class JointVelocityLimits(JointElement):
         return joint.act(motions[0].pose, motions[1].pose, *along), self.room(motions, timestep) - slack
 
     def room(self, motions: tuple[Motion, ...], timestep: Tensor) -> Tensor:
-        """What is left of the speed on every side, (..., cones.size) [m/s, rad/s]."""
+        """Speed that remains to the limit on every side, (..., cones.size) [m/s, rad/s]."""
         joint = self.bound_joint()
         parent, child = motions
         places = list(joint.velocity_limited)

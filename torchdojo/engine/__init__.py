@@ -1,1 +1,1 @@
-"""Which backend takes a step, and what is built of steps: rollouts, adaptive steps, minimal coordinates, smoothing."""
+"""The choice of a backend for steps, and everything built of steps: rollouts, adaptive steps, minimal coordinates, smoothing."""

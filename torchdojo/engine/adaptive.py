@@ -8,7 +8,7 @@ half is treated in the same way. Elsewhere the whole step stands, so smooth moti
 
 Substeps share the forces of their step. In a variational integrator, gravity, springs, inputs and wrenches are kicks h F at the nodes
 between steps. A split step keeps that kick, whole and at its start. Only the implicit elements act in every substep: contacts, joints, and
-the limits, friction and dampers of joints. That is an asynchronous variational integrator (Lew, Marsden, Ortiz and West 2003). One substep
+the limits, friction and dampers of joints. This is an asynchronous variational integrator (Lew, Marsden, Ortiz and West 2003). One substep
 hands momentum to the next. Linear momentum m v does not depend on h. The angular momentum of ω does:
 
     J ω √(1 − (h/2)²|ω|²) − (h/2) ω × Jω.
@@ -17,7 +17,7 @@ So `change_timestep` converts ω, and a state always has the ω that goes with t
 same place after one step and after two halves, and splitting does not change its momentum.
 
 The solver also halves steps that have no solution (gradients/reference_step.py). These halves hand on v and ω as numbers and kick each
-half. Two of them fall h²a/4 less than one step at acceleration a, and change the angular momentum by O(h²|ω|²). That is little where the
+half. Two of them fall h²a/4 less than one step at acceleration a, and change the angular momentum by O(h²|ω|²). This is little where the
 alternative is no step at all. It is too much where splitting must improve on a step: a quadruped is up to 2.2 times less accurate with them
 than without splitting.
 

@@ -1,4 +1,4 @@
-"""The contract of backends: what takes steps, and what follows from steps.
+"""The contract of backends: they take steps, and have what follows from steps.
 
 A `Stepper` takes periods of rollouts: its `step` is all that it must have. A `Backend` takes the steps that a `Request` asks for, and has
 their Jacobians. There are four: `Reference`, the compiled `Kernel`, `Randomized`, which samples another one, and `Staging`, which brings
@@ -57,7 +57,7 @@ class Trajectory(NamedTuple):
 def check_given(
     structure: Structure, law: Actuators | None, z: Tensor, given: Any, wrench: Tensor | None, warm: Tensor | None = None
 ) -> StepInputs:
-    """The inputs of a period, or with a law its controls, checked, with zeros for None. Controls out of their range are counted."""
+    """The checked inputs of a period, or its controls with a law; zeros for None. Controls out of their range are counted."""
     like = visiting(structure, z)
     structure.check_state(z, like=like)
     if law is None:

@@ -1,4 +1,4 @@
-"""Which backend takes the steps of a structure: `Backends.select` answers a request, and `Backends.stepper` one with periods."""
+"""The choice of a backend: `Backends.select` gives the one for a request, and `Backends.stepper` one for requests with periods."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from torchdojo.structure import Structure
 __all__ = ["Backends"]
 
 is_exporting = getattr(torch.compiler, "is_exporting", bool)  # PyTorch 2.6 has none, and bool() is False
-PLACES = ("cpu", "cuda")  # where the numbers of a mechanism may be whose steps the kernel takes
+PLACES = ("cpu", "cuda")  # devices for the numbers of a mechanism whose steps the kernel takes
 
 
 class Backends:
@@ -159,7 +159,7 @@ class Backends:
     def _driven(self, request: Request, law: Actuators) -> Backend | None:
         """The kernel with a law in its steps, or None where the law stays outside.
 
-        The kernel differentiates by controls and states. For gradients by the numbers of the law, or by where driven joints are, for
+        The kernel differentiates by controls and states. For gradients by numbers of the law, or by the geometry of driven joints, for
         transforms, for the hard limit, and for subclasses with a law of their own, PyTorch takes the law between the steps.
         """
         options, compiling = request.options, torch.compiler.is_compiling()
@@ -218,7 +218,7 @@ class Backends:
         return Staging(Kernel(self.structure, lowered, parameters, request.at(HOST)), copies_for(self.structure.gravity.device), stacked)
 
     def _asked_program(self, request: Request) -> Program | None:
-        """The program of the kernel for a request; None where another backend takes its steps, of which the user is told."""
+        """The program of the kernel for a request. None where another backend takes its steps. `backend="auto"` warns of that."""
         if request.options.randomized is not None:
             return None
         lowered = self._kernel_program(request.options)

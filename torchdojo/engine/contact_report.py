@@ -1,4 +1,4 @@
-"""Contacts as data: which bodies touch after a step, where, and with what force."""
+"""Contacts as data: the bodies that touch after a step, the places, and the forces."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TouchingPair(NamedTuple):
     """Two bodies that touch in one environment.
 
     body, other: names; a fixed surface is "world", or has its name in a scene. contacts: names of the k contacts that act.
-    points, normals, gaps, forces: of these, (k, 3), (k, 3), (k,) and (k, 3), as in `ContactReport`.
+    points, normals, gaps, forces: (k, 3), (k, 3), (k,) and (k, 3) of these contacts, as in `ContactReport`.
     """
 
     body: str
@@ -55,7 +55,7 @@ class ContactReport(NamedTuple):
         gap vanishes, and the impulse stays.
     points: (..., n, 3) on the surface of `body` nearest to that of `other` [m]. normals: (..., n, 3) unit, from `other` to `body`.
     gaps: (..., n) signed distances of the surfaces [m]. forces: (..., n, 3) means over the step or period, on `body` from `other` [N].
-        Those on `other` are the opposite. NaN for contacts of a user's own whose `force` is not written.
+        Forces on `other` are the opposite. NaN for a user's own contacts that lack `force`.
 
     A slot of near contacts without a place has a gap of 2 mm at the center of `body`.
 
@@ -111,7 +111,7 @@ def contact_report(structure: Structure, backends: Backends, options: SolverOpti
 
 
 def _terms_stand(structure: Structure, slots: Mapping[str, NearContact], options: SolverOptions, z: Tensor, impulses: Tensor) -> bool:
-    """Whether impulses are those of the terms in slots. If not, no slot acts, so that any terms will do.
+    """Whether impulses belong to the terms in slots. If not, no slot acts, so that any terms will do.
 
     Raises:
         ValueError: slots act, at terms of another step.
@@ -163,7 +163,7 @@ def _rows(structure: Structure, group: ContactsOfAKind, impulses: Tensor, order:
     gaps, normals, levers = group.contact._witness(tuple(group.poses))
     given = impulses[..., torch.tensor([list(range(piece.start, piece.stop)) for piece in pieces])]
     h = structure.timestep[..., None]
-    forces = group.contact.world_impulse(given, *group.poses) / h[..., None]  # of contacts that fade, their share
+    forces = group.contact.world_impulse(given, *group.poses) / h[..., None]  # contacts that fade give their share
     masses = [torch.stack(torch.broadcast_tensors(*(body.mass for body in side)), -1) for side in _sides(structure, members)]
     pressing = given[..., 0]
     if isinstance(group.contact, NearContact):

@@ -39,7 +39,7 @@ class Bounds(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Numbers of all drives. Those of `mech.actuators` have none: their entries are zero, and their ranges infinite.
+    """Numbers of all drives. Drives of `mech.actuators` have zeros for numbers, and infinite ranges.
 
     gear, length0: (..., n), zero for drives at sites. ctrl, force: `Bounds` (..., n). act: those of the activations, (..., na).
     dynamics: groups of the drives with an activation. gain, bias: of all drives with a law.

@@ -1,4 +1,4 @@
-"""Drives whose laws the kernel takes inside its steps: which ones, and their table."""
+"""Drives whose laws the kernel takes inside its steps: their choice and their table."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Lowered:
 
 
 def lower_drives(owner: Owner, constant: bool) -> Lowered | None:
-    """The drives for the kernel; None where it lacks one of them: those of `mech.actuators`, and laws of one's own."""
+    """The drives for the kernel. None where it lacks one of them, as drives of `mech.actuators` or with a user's own law."""
     for drive in owner.drives.values():
         if drive is None:
             return None

@@ -7,8 +7,9 @@ A drive turns a control into a force by a law of elements/actuator_laws.py. Befo
     force               clip(gain(l, v) · a + bias(l, v), forcerange); with `early`, a⁺ takes the place of a
     u, wrench           gear · force on the coordinate, along the tendon, or at the site, held over the step
 
-So forces are explicit: those of the state and of the activation at the beginning of the step. A drive whose force depends on velocity, such
-as a muscle, needs small enough timesteps, as in MuJoCo's explicit integrators. Dampers belong into joints and tendons, which are implicit.
+So forces are explicit: they follow from the state and the activation at the beginning of the step. A drive whose force depends on
+velocity, such as a muscle, needs small enough timesteps, as in MuJoCo's explicit integrators. Dampers belong into joints and tendons, which
+are implicit.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Drive:
     Args:
         joint, coordinate, tendon, site: what it drives, one: a coordinate of an actuated joint, an actuated tendon, a `td.Site`.
         gear: length per coordinate or tendon length, and force per force; of a site six numbers, force and torque in its frame.
-        dynamics, dynamics_numbers: how its activation follows the control, a name in `DYNAMICS`.
+        dynamics, dynamics_numbers: law of its activation, a name in `DYNAMICS`, and numbers of the law.
         gain, gain_numbers, bias, bias_numbers: its force, names in `FORCES`.
         ctrlrange, forcerange, actrange: (lower, upper) of control, of force before the gear, of activation; None: not clipped.
         early: whether the force has the activation after the step.

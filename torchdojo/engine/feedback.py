@@ -76,7 +76,7 @@ class Law(NamedTuple):
 
 
 def law_of_feedback(structure: Structure, inputs: Tensor, given: Given, coordinates: Callable[[Tensor], Tensor]) -> Law:
-    """The law of these tensors, of which `inputs` has the right last dimension.
+    """The law of these tensors. The last dimension of `inputs` is right already.
 
     coordinates: from states to coordinates and rates (..., 2n).
 

@@ -1,4 +1,4 @@
-"""The backend of the compiled kernel: which of its calls takes a step, eager, in transforms, and in compiled code."""
+"""The backend of the compiled kernel: the call that takes a step when eager, in transforms, and in compiled code."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ class Coordinates:
 
 
 def _held(column: Tensor, missing: Tensor) -> Tensor:
-    """Coordinates (T+1, ..., n), of which each `missing` one (T, ...) is that of the entry before."""
+    """Coordinates (T+1, ..., n), where each `missing` entry (T, ...) is replaced by the one before."""
     entry = torch.arange(1, len(column), device=column.device).reshape(-1, *[1] * (missing.ndim - 1))
     last = torch.where(missing, 0, entry).cummax(0).values
     last = torch.cat((torch.zeros_like(last[:1]), last))[..., None]

@@ -32,7 +32,7 @@ class NearMemory:
         self._batch = torch.Size()
         self._here = False
         self._withheld = False
-        self._empty: list[nn.Parameter] = []  # what slots have meanwhile
+        self._empty: list[nn.Parameter] = []  # the empty terms that slots have meanwhile
 
     def take(self, batch: torch.Size) -> Tensor | None:
         """The terms (*batch, K, 3); None where slots have none, or those of another batch. Slots are empty from now on."""

@@ -24,7 +24,7 @@ __all__ = ["pierced"]
 
 @torch.no_grad()
 def pierced(cores: tuple[Polytope, Polytope], bodies: tuple[int, int], start: Tensor, end: Tensor, timestep: Tensor) -> Tensor:
-    """Which steps (N,) lead one of two cores into or through the other.
+    """Whether each of the steps (N,) leads one of two cores into or through the other.
 
     A step moves bodies at one velocity and turns them about one axis. It is looked at every half thickness of the pair, `LOOKS` times at
     most.
@@ -57,7 +57,7 @@ def pierced(cores: tuple[Polytope, Polytope], bodies: tuple[int, int], start: Te
     margin = 0.5 * (cores[0].radius + cores[1].radius)
 
     def overlap(rows: Tensor, part: Tensor) -> Tensor:
-        """Which of these steps have cores within the margin once a part of the step is over."""
+        """Whether the cores of each of these steps are within the margin once a part of the step is over."""
         sides = []
         for core, (x, q), by, about in zip(cores, place, move, turn, strict=True):
             a = part[:, None] * about[rows]
@@ -81,7 +81,7 @@ def pierced(cores: tuple[Polytope, Polytope], bodies: tuple[int, int], start: Te
 
 
 def _thickness(core: Polytope) -> float:
-    """The least extent across a face; that of a point or a segment is that of its round part."""
+    """The least extent across a face; for a point or a segment the diameter of the round part."""
     if not len(core.normals):
         return 2 * core.radius
     lowest = (core.vertices @ core.normals.T).amin(0)

@@ -1,4 +1,4 @@
-"""Steps of mechanisms whose bodies touch at near terms (elements/near_contact.py): which terms are in the slots of each environment.
+"""Steps of mechanisms whose bodies touch at near terms (elements/near_contact.py): the terms in the slots of each environment.
 
 A step is solved for the terms that are near at its start. Then the terms that are near at its end and were in no slot are added, and the
 step is solved again, from its last solution. So no near term is left out, and the step is one continuous function of its inputs: terms
@@ -111,7 +111,7 @@ class NearSteps(Backend):
         super().__init__(structure, (), request)
         self.pairs, self._select, self._bare, self._memory, self._search = pairs, select, bare, memory, search
         # Solves take whole steps, since halves have terms of their own. Halves come before continuation, which holds on to the terms.
-        # Solves that only give a start to others may split: where they might not, 19 of 161 steps of a stack were taken in halves.
+        # Solves that only give a start to others may split: without that, 19 of 161 steps of a stack are taken in halves.
         options = dataclasses.replace(request.options, on_failure=OnFailure.FLAG)
         self._start = dataclasses.replace(request, options=options, raise_invalid=False)
         self._whole = dataclasses.replace(
@@ -120,7 +120,7 @@ class NearSteps(Backend):
             budget=options.max_total_iterations,
             attempts=Attempts.FIRST,
         )
-        self._chosen: list[Tensor] = []  # terms (N, K, 3) of each pair, in the step of now
+        self._chosen: list[Tensor] = []  # terms (N, K, 3) of each pair, in the present step
         self._taken: list[_Taken] | None = None  # the parts of steps that are taken now, in their order, where they are wanted
 
     def step(self, given: StepInputs) -> StepOutput:
@@ -238,7 +238,7 @@ class NearSteps(Backend):
         return StepOutput(*(t.reshape(*lead, *t.shape[1:]) for t in flat))
 
     def _halves(self, part: _Part, given: StepInputs, halvings: int) -> StepOutput:
-        """Two steps of half the length in place of one. The second ones are of environments whose first one succeeds."""
+        """Two steps of half the length in place of one. Only environments whose first half succeeds take the second."""
         half = part._replace(share=0.5 * part.share)
         z = given.z
         for terms in self._chosen:
@@ -260,7 +260,7 @@ class NearSteps(Backend):
         )
 
     def _attempt(self, part: _Part, given: StepInputs) -> tuple[StepOutput, Tensor]:
-        """A step of a part at once, flagged where it finds no motion, and which environments (n,) have more terms than slots."""
+        """A step of a part at once, flagged where it finds no motion, and whether environments (n,) have more terms than slots."""
         z = given.z
         lead, flat = z.shape[:-1], z.detach().reshape(-1, z.shape[-1])
         timestep = part.share * part.of(self.structure.timestep.detach(), 0).expand(len(flat))
@@ -303,7 +303,7 @@ class NearSteps(Backend):
         return out._replace(z=kept_z, impulses=none, status=torch.maximum(out.status, late)), overflow
 
     def _of_terms(self, impulses: Tensor, chosen: list[Tensor]) -> Tensor:
-        """The impulses (..., ni) with zero for those of empty slots, which act on nothing."""
+        """The impulses (..., ni), with zeros for empty slots, which act on nothing."""
         layout, contacts = self.structure.impulse_layout, self.structure.named_contacts()
         place = {id(contact): layout[f"contacts.{name}"] for name, contact in contacts.items()}
         acts = torch.ones(impulses.shape[:-1].numel(), impulses.shape[-1], dtype=torch.bool)
@@ -313,7 +313,7 @@ class NearSteps(Backend):
         return torch.where(acts.reshape(impulses.shape), impulses, 0.0)
 
     def _pierced(self, start: Tensor, out: StepOutput, of: Tensor, timestep: Tensor) -> Tensor:
-        """Which of these environments (n,) a step leads through each other."""
+        """Whether a step leads bodies of these environments (n,) through each other."""
         rows, through = of.nonzero().squeeze(-1), torch.zeros_like(of)
         if len(rows):
             end = out.z.detach().reshape(len(of), -1)[rows]
@@ -331,7 +331,7 @@ class NearSteps(Backend):
 
     @torch.no_grad()
     def _unsound(self, given: StepInputs, out: StepOutput, part: _Part) -> Tensor:
-        """Environments (n,) whose bodies got energy from nothing: another root of the equations than the motion.
+        """Whether bodies of environments (n,) got energy from nothing: another root of the equations than the motion.
 
         Contacts take energy, but for what they give bodies that leave an overlap. So a step of free bodies adds no more than gravity does.
         The bound is generous, and a hundred times as wide where something else may add energy; there, a step is only solved again.
@@ -385,7 +385,7 @@ class NearSteps(Backend):
         return backend.having(parameters, request.select(batch, part.rows))
 
     def _complete(self, out: StepOutput, chosen: list[Tensor], overflow: Tensor) -> Tensor:
-        """Which environments (n,) lack terms that are near after a step. Their slots get these. Those with more than slots overflow."""
+        """Whether environments (n,) lack terms that are near after a step. Their slots get these terms; `overflow` marks too many terms."""
         end = out.z.detach().reshape(len(overflow), -1)
         incomplete = torch.zeros(len(end), dtype=torch.bool)
         solved = out.status.reshape(-1) == int(Status.SUCCESS)
@@ -443,7 +443,7 @@ class NearSteps(Backend):
 
 
 def _rows(given: StepInputs, index: Tensor) -> StepInputs:
-    """What is given to some environments, without a start."""
+    """The inputs of some environments, without a warm start."""
     lead, count = given.z.shape[:-1], given.z.shape[:-1].numel()
     z, u, wrench = (None if t is None else t.expand(*lead, t.shape[-1]).reshape(count, -1)[index] for t in given[:3])
     assert z is not None and u is not None

@@ -1,4 +1,4 @@
-"""The slots of pairs of shapes that touch at near terms (engine/near_set.py): their terms, and which of them come and go."""
+"""The slots of pairs of shapes that touch at near terms (engine/near_set.py): their terms, as these come and go."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def put(pair: NearPair, terms: Tensor, fading: float) -> None:
 
 
 def travel(pair: NearPair, z: Tensor, timestep: Tensor) -> Tensor:
-    """How far points of the pair may come nearer in a step (N,) [m], at the speeds before it."""
+    """Largest way by which points of the pair come nearer in a step (N,) [m], at the speeds before it."""
     velocity, way = torch.zeros(len(z), 3, dtype=torch.float64), torch.zeros(len(z), dtype=torch.float64)
     for body, shape, sign in zip(pair.bodies, pair.slots[0].shapes, (1, -1), strict=True):
         if body >= 0:
@@ -98,7 +98,7 @@ def search_in_torch(pair: NearPair, z: Tensor, reach: Tensor) -> tuple[Tensor, T
     chosen = torch.where(torch.isfinite(least)[..., None], terms[order], float(NOTHING))
     if chosen.shape[1] < slots:
         chosen = torch.cat((chosen, chosen.new_full((len(z), slots - chosen.shape[1], 3), float(NOTHING))), 1)
-    overlap = least[:, 0] < -REACH  # then those in excess do not count: the nearest ones lead out
+    overlap = least[:, 0] < -REACH  # then terms in excess do not count: the nearest ones lead out
     return chosen, torch.where(overlap, near.sum(-1).clamp_max(slots), near.sum(-1))
 
 
@@ -111,8 +111,8 @@ def keys(terms: Tensor) -> Tensor:
 def begin(old: Tensor, found: Tensor, cold: bool) -> Tensor:
     """The slots (N, K, 3) at the start of a step. Where none is lacking, corners that are no longer near stay, since they weigh nothing.
 
-    Crossings do not: lines of edges that are past each other would keep bodies where they are not. Nor do they in a cold start, in which
-    impulses do not fade.
+    Crossings do not stay: lines of edges that are past each other would keep bodies where they are not. Nor do corners in a cold start, in
+    which impulses do not fade.
     """
     before, new = keys(old), keys(found)
     same = before[:, :, None] == new[:, None, :]

@@ -80,7 +80,7 @@ def sampled_parts(structure: Structure) -> dict[str | None, int]:
 
 
 def _batch_dimensions(structure: Structure) -> int:
-    """How many batch dimensions the parameters have, behind which samples stand."""
+    """Number of batch dimensions of the parameters. Samples stand behind them."""
     modules = [module for module in structure.modules() if isinstance(module, PhysicalModule)]
     fields = [(module, name) for module in modules for name in module.fields if name not in module.chosen]
     return max(getattr(module, name).ndim - module.fields[name] for module, name in fields)

@@ -1,8 +1,9 @@
 """Forces that act on bodies by themselves: drag of a medium, wind, and the compensation of gravity.
 
 They are a function of the state, for ``mech.rollout(z, u, wrench=mech.passive)`` and ``mech.step(z, u, wrench=mech.passive(z))``: explicit
-forces, those of the velocities before a step, held over it. The drag is that of MuJoCo's inertia model (documentation, chapter Computation,
-"Passive forces", fluid). A part counts as the box of uniform density that has its mass m and principal moments I. Half its edges are
+forces, which follow from the velocities before a step and are held over it. The drag is that of MuJoCo's inertia model (documentation,
+chapter Computation, "Passive forces", fluid). A part counts as the box of uniform density that has its mass m and principal moments I.
+Half its edges are
 
     rᵢ = sqrt(3/(2m) (Iⱼ + Iₖ − Iᵢ)),
 

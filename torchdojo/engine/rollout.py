@@ -1,4 +1,4 @@
-"""Rollouts: by whom, under inputs, policies and feedback laws, and in segments whose graphs are not kept."""
+"""Rollouts under inputs, policies and feedback laws, and in segments whose graphs are not kept."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Results:
 
 
 class Call(NamedTuple):
-    """A call of the host: by whom, with which chunks. split: which of z, u, wrench and warm start have rows of their own in each chunk."""
+    """A call of a stepper of the host, and its chunks. split: whether z, u, wrench and warm start have rows of their own in each chunk."""
 
     host: Stepper
     copies: Copies
@@ -166,7 +166,7 @@ class StagedCall(torch.autograd.Function):
 
     @staticmethod
     def gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Gradients of all tensors. Those that all chunks share are summed on the host."""
+        """Gradients of all tensors. The host sums gradients of tensors that all chunks share."""
         call, needs, given = ctx.call, ctx.needs_input_grad[2:], grads[:2]
         if all(grad is None for grad in given) or not any(needs):
             return (None,) * (2 + len(needs))

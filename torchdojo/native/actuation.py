@@ -22,7 +22,7 @@ __all__ = ["Law", "lower_law"]
 
 
 class Turning(NamedTuple):
-    """Rotors that turn with a body: its number, the first of their six inputs, and their wrenches per thrust (n, 6) in its axes."""
+    """Rotors that turn with a body: number of the body, first of their six inputs, and wrenches per thrust (n, 6) in axes of the body."""
 
     body: int
     first: int

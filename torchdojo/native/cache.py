@@ -33,7 +33,7 @@ from torchdojo.state.unknowns import NUM_DATA
 #: `c10::TensorImpl::requires_grad() const`, as C++ compilers name it
 REQUIRES_GRAD = "_ZNK3c1010TensorImpl13requires_gradEv"
 
-END = object()  # behind all parameters, so that more or fewer of them differ somewhere
+END = object()  # stands behind all parameters, so that one more or one fewer shows
 
 __all__ = ["ParameterCache", "Parameters", "modules_of"]
 
@@ -44,8 +44,8 @@ class Parameters:
     def __init__(self, program: Program, tensors: Sequence[Tensor]) -> None:
         self._program = program
         self.tensors = tensors
-        self.serial: int | None = None  # by which live.py finds these parameters again
-        self.law: Law | None = None  # by which controls become inputs
+        self.serial: int | None = None  # live.py finds these parameters again by this number
+        self.law: Law | None = None  # turns controls into inputs
 
     @functools.cached_property
     def requires_grad(self) -> bool:
@@ -135,11 +135,11 @@ class Snapshot:
         self._same, self._any = kernel_library().td_same, kernel_library().td_any
         method = _requires_grad()
         self._question = None if method is None else (len(tensors), self._implementations.ctypes.data, method)
-        self._views = [t.detach().reshape(-1) for t in tensors]  # of the same numbers, as all are contiguous
+        self._views = [t.detach().reshape(-1) for t in tensors]  # they share the numbers, since all tensors are contiguous
         self._remember()
 
     def _remember(self) -> None:
-        """Keep the numbers of now."""
+        """Copy the present numbers, to compare with later ones."""
         self._copy = torch.cat(self._views)
         arrays = self._implementations.ctypes.data, _data_address(), self._addresses.ctypes.data, self._sizes.ctypes.data
         self._arguments = len(self._tensors), *arrays, self._copy.data_ptr()
@@ -177,7 +177,7 @@ class Snapshot:
         The numbers are compared because writing to `parameter.data` leaves no other trace. The comparison takes about 1 µs.
 
         Args:
-            constant: whether a parameter that requires grad is another one; None: where gradients are enabled.
+            constant: whether a parameter that now requires grad counts as changed; None: it does where gradients are enabled.
         """
         if not self._unmoved():
             return False

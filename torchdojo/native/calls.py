@@ -32,9 +32,9 @@ STRUCTS: dict[str, dict[str, str]] = {
         "values": "const double *",  # (N or 1, numbers): `ACTUATOR_PARAMETERS` of each actuator, then the range of each input
         "stride": "int64_t",
         "measures": "int64_t",  # whether the law reads the state
-        "per_thrust": "const double *",  # of rotors: (number, 6) wrench of each at 1 N, in axes of the body; or null
-        "body": "int64_t",  # that the rotors turn with
-        "first": "int64_t",  # of the six inputs that the rotors make
+        "per_thrust": "const double *",  # (rotors, 6): wrench of each rotor at 1 N, in axes of the body; or null
+        "body": "int64_t",  # number of the body that the rotors turn with
+        "first": "int64_t",  # number of the first of the six inputs that the rotors make
     },
     # The laws of drives, whose activations a rollout carries (src/elements/drives.hpp), and gradients by them.
     "TdDrives": {
@@ -45,10 +45,10 @@ STRUCTS: dict[str, dict[str, str]] = {
         "values": "const double *",  # (N or 1, drives, `DRIVE_NUMBERS`)
         "stride": "int64_t",
         "start": "const double *",  # activations before the first step, (N, na)
-        "act": "double *",  # and after the S stored ones, (N, S, na)
-        "force": "double *",  # of the first step of each period, (N, P, drives)
-        "inputs": "double *",  # of all steps, (N, T, nu), as gradients need them; or null
-        "wrenches": "double *",  # the same of all forces and torques, (N, T, 6 nb); null where no drive acts at a site
+        "act": "double *",  # activations after the S stored steps, (N, S, na)
+        "force": "double *",  # forces in the first step of each period, (N, P, drives)
+        "inputs": "double *",  # inputs of all steps, (N, T, nu), as gradients need them; or null
+        "wrenches": "double *",  # wrenches of all steps, (N, T, 6 nb), as gradients need them; null where no drive acts at a site
         "grad_act": "const double *",  # (N, T, na), or null
         "grad_force": "const double *",  # (N, P, drives), or null
         "by_start": "double *",  # (N, na)
@@ -57,11 +57,11 @@ STRUCTS: dict[str, dict[str, str]] = {
     # Environment n takes rows `..._row[n]` of arrays (rows, P, ·), so that environments share what they have in common.
     "TdFeedback": {
         "minimal": "int64_t",  # whether x are minimal coordinates and rates, or states z
-        "size": "int64_t",  # of x ⊖ x̄
-        "inputs": "int64_t",  # m, of u: inputs, or controls of a law
+        "size": "int64_t",  # length of x ⊖ x̄
+        "inputs": "int64_t",  # m, length of u: inputs, or controls of a law
         "nominal": "const double *",  # x̄
         "nominal_row": "const int64_t *",
-        "nominal_stride": "int64_t",  # from one row to the next: it may have more than P states
+        "nominal_stride": "int64_t",  # numbers from one row to the next: a row may have more than P states
         "input": "const double *",  # ū, (rows, P, m)
         "input_row": "const int64_t *",
         "feedforward": "const double *",  # k, (rows, P, m), or null
@@ -175,9 +175,9 @@ STRUCTS: dict[str, dict[str, str]] = {
         "grad_z_stride": "int64_t",
         "grad_impulses": "const double *",  # (N, P, ni), or null
         "grad_z0": "double *",  # (N, 13 nb)
-        "grad_u": "double *",  # (N, T, nu), or null; with a law or drives, of controls (N, P, ·), added to what is there
+        "grad_u": "double *",  # (N, T, nu), or null; with a law or drives, by controls (N, P, ·); added to the numbers there
         "grad_wrench": "double *",  # (N, 6 nb), or null
-        "grad_parameters": "double *",  # (N, P), or (P) where parameters are shared, or null: added to what is there
+        "grad_parameters": "double *",  # (N, P), or (P) where parameters are shared, or null; added to the numbers there
         "impacts": "const TdImpacts *",  # or null
     },
 }

@@ -16,7 +16,7 @@ class DriveTarget(enum.IntEnum):
 
 
 class DriveDynamics(enum.IntEnum):
-    """How an activation follows its control, by the names of `DYNAMICS` (elements/actuator_laws.py)."""
+    """The laws by which activations follow controls, by the names of `DYNAMICS` (elements/actuator_laws.py)."""
 
     NONE = 0
     INTEGRATOR = 1

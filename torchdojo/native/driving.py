@@ -48,7 +48,7 @@ class DriveTable(NamedTuple):
     pushes: bool
 
     def spread(self, batch: torch.Size) -> Tensor:
-        """The values of the environments of `batch`, with which the batch dimensions broadcast, or of all."""
+        """The values (N or 1, ·): a row for each environment of `batch`, or one row for all."""
         if self.batch.numel() == 1 or self.batch == batch:
             return self.values
         width = self.values.shape[1]
@@ -98,7 +98,7 @@ def muscle_numbers(part: str, numbers: Tensor, lengths: Tensor, acc0: Tensor) ->
 
 
 def drive_table(rows: Sequence[dict[str, int]], numbers: Sequence[dict[str, Tensor]], activations: int) -> DriveTable:
-    """The table of drives, of which `rows` have the fields of `DRIVE` but the number, and `numbers` those of `DRIVE_NUMBERS`.
+    """The table of drives. `rows` have the fields of `DRIVE` except the number, and `numbers` the fields of `DRIVE_NUMBERS`.
 
     Numbers that a drive lacks are zero, and too many are left out. Tensors (..., k) have batch dimensions that broadcast.
     """
@@ -302,7 +302,7 @@ class Driven(torch.autograd.Function):
 
 
 def _of_steps(grad: Tensor | None, steps: Tensor, repeat: int) -> Tensor | None:
-    """The gradient by what all steps leave, from that by what periods leave."""
+    """The gradient by values after all steps: `grad` at the ends of periods, and zero inside of them."""
     if grad is None or repeat == 1:
         return None if grad is None else grad.contiguous()
     full = torch.zeros_like(steps)

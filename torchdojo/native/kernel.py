@@ -220,7 +220,7 @@ def state_map(
 ) -> Tensor:
     """A function of states at `state` (N, ·), or the product of its derivative with `along` (N, ·), a gradient or a tangent.
 
-    The parameters are held. N or 1 rows of them.
+    The parameters, N or 1 rows, are held constant.
     """
     state = state.contiguous()
     along = None if along is None else along.contiguous()

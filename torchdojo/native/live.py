@@ -5,8 +5,8 @@ that the mechanism has when they run, from the cache of eager calls. Dynamo sees
 numbers before each call, packs those that have changed, and compiles anew where numbers are differentiated, or have other batch dimensions.
 With ``torch.compiler.set_stance(skip_guard_eval_unsafe=True)`` nothing looks, and numbers stay as they are.
 
-Tensors that the traced code assigns, swaps (`torch.func.functional_call`) or writes to before the step are passed to the operators. What it
-writes into a parameter after a step acts from the next call on.
+Tensors that the traced code assigns, swaps (`torch.func.functional_call`) or writes to before the step are passed to the operators. A
+write to a parameter after a step acts from the next call on.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ available._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def describe() -> str:
-    """Which kernel this process uses or would use, its key, and the levels of the CPU, in one line; nothing is compiled."""
+    """One line: the kernel that this process uses or would use, its key, and the levels of the CPU. Nothing is compiled."""
     levels = ", ".join(prebuilt.cpu_levels()) or "no level that wheels know"
     try:
         if _switched_off():
@@ -167,7 +167,7 @@ class Recipe:
     sources: dict[str, bytes]  # path relative to `source_dir` -> contents
     flags: tuple[str, ...]
     sanitize: bool
-    family: str  # of the cache folders of all compilers
+    family: str  # the part of the key that all compilers share
     compiler: str = ""
     key: str = ""
 

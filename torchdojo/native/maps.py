@@ -45,7 +45,7 @@ def covers(parameters: Parameters, state: Tensor) -> bool:
 
 
 def has_dimensions(lead: torch.Size, batch: torch.Size) -> bool:
-    """Whether dimensions that broadcast with `batch` keep their shape `lead`. Some that do not broadcast at all have none of them."""
+    """Whether dimensions `lead` keep their shape when they broadcast with `batch`; False where they do not broadcast."""
     return len(batch) <= len(lead) and all(size in (1, own) for own, size in zip(reversed(lead), reversed(batch), strict=False))
 
 
@@ -110,7 +110,7 @@ class Mapped(torch.autograd.Function):
 class Product(torch.autograd.Function):
     """(program, parameters, which, reference, derivative, state, along) -> the gradient by the state, or the tangent of the value.
 
-    The kernel has first derivatives alone. Those of this product, and all further ones, are those of the reference.
+    The kernel has first derivatives alone. Derivatives of this product go through the reference.
     """
 
     @staticmethod

@@ -34,7 +34,7 @@ class Mirror:
         return Mirror, ()
 
     def get(self, program: Program, mechanism: PhysicalModule, stack: Callable[[], Sequence[Tensor]]) -> Mirrored:
-        """The parameters of now.
+        """The present parameters.
 
         All numbers are compared with those of the copy, on the device: two kernels, and a wait that the states need anyway. Nothing else
         would see what is written to `parameter.data`.
@@ -50,12 +50,12 @@ class Mirror:
 
 
 class Held:
-    """Tensors with the numbers of now, and what was made of them."""
+    """Tensors, a copy of the numbers that they had, and the parameters made of them."""
 
     def __init__(self, tensors: Sequence[Tensor], mirrored: Mirrored) -> None:
         self.mirrored = mirrored
         self._tensors, self._places = tensors, [t.data_ptr() for t in tensors]
-        self._rows = [t.detach().reshape(-1) for t in tensors]  # of contiguous tensors, views
+        self._rows = [t.detach().reshape(-1) for t in tensors]  # views, where tensors are contiguous
         self._views = all(row.data_ptr() == place for row, place in zip(self._rows, self._places, strict=True))
         self._numbers = torch.cat(self._rows)
 

@@ -115,7 +115,7 @@ class NearProblem(NamedTuple):
         return out
 
     def gradients(self, out: NearRollout, grad_z: Tensor, grad_impulses: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """By z, u and the wrench, from gradients of the states after each step (N, T, 13 nb) and of the impulses (N, T, ni)."""
+        """Gradients by z, u and the wrench, from those of the states after each step (N, T, 13 nb) and of the impulses (N, T, ni)."""
         count, steps, size = grad_z.shape
         grad_z = grad_z.contiguous()
         by_z, by_u = torch.empty_like(self.z), torch.empty_like(self.u)

@@ -51,7 +51,7 @@ def define(name: str) -> Callable[[Callable[..., Any]], OpOverload]:
 def schema(function: Callable[..., Any]) -> str:
     """The annotations of a function in PyTorch's language, as `torch.library.infer_schema` writes them.
 
-    That function of PyTorch 2.6 does not know `list[Tensor]`.
+    `infer_schema` of PyTorch 2.6 does not know `list[Tensor]`.
     """
     hints = typing.get_type_hints(function)
     result = hints.pop("return")

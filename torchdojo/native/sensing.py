@@ -23,7 +23,7 @@ from torchdojo.parameters import broadcast_shapes, transforming
 
 __all__ = ["SensorReading", "SensorTable", "read_sensors"]
 
-Readings = Callable[..., Tensor]  # of z, the state after the step, impulses and wrench
+Readings = Callable[..., Tensor]  # from z, the state after the step, impulses and wrench
 
 
 class SensorTable(NamedTuple):

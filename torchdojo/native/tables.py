@@ -146,8 +146,8 @@ HEAD = _row(
     "num_fill num_joint_cones num_free_data num_pairs num_couples num_couplings num_links num_coordinates num_polytope_words",
     "num_coupling_ends",
     "num_tendons num_tendon_bodies num_tendon_parts num_tendon_blocks",
-    "num_damped_tendons",  # whose impulses depend on velocities
-    "num_samples",  # of height fields, behind the packed parameters
+    "num_damped_tendons",  # tendons whose impulses depend on velocities
+    "num_samples",  # samples of height fields, behind the packed parameters
 )
 BODY = _row(
     "diagonal right",
@@ -235,7 +235,7 @@ TENDON = _row(
     "limited rubs armature",  # whether it has limits, friction, armature
     "first_body num_bodies",  # its places: bodies may repeat
     "first_part num_parts",
-    "first_block",  # of the pairs of its places
+    "first_block",  # its first block among those of pairs of places
 )
 #: A coordinate of a sum, between the places 2k and 2k + 1, or a span of a string. Positions in the packed parameters, −1 for none.
 TENDON_PART = _row(
@@ -243,7 +243,7 @@ TENDON_PART = _row(
     "start end",  # the coefficient, or the points of both ends
     "start_body end_body surface_body side_body",  # places
     "divisor",
-    "center turn radius side",  # of the surface between both ends
+    "center turn radius side",  # the surface between both ends
     "cylinder",
 )
 #: An actuator, in a table of its own (actuation.py): the coordinate that it drives, its input in u, and its number among the controls.
@@ -251,8 +251,8 @@ ACTUATOR = _row("joint coordinate input number")
 #: A drive, in a table of its own (driving.py).
 DRIVE = _row(
     "target",  # a `DriveTarget`
-    "body",  # of a site
-    "joint coordinate",  # that it drives
+    "body",  # the body that carries the site
+    "joint coordinate",  # the coordinate that it drives
     "tendon",
     "input",  # its place in u (−1: none)
     "number",  # among the controls
@@ -267,7 +267,7 @@ SENSOR = _row(
     "joint coordinate",  # −1: none
     "subtree",  # number of the subtree, or of the bodies that a force carries (−1: none)
     "first second",  # of a limit: whether there is a lower and an upper one; of its force: places among the impulses (−1: none)
-    "place size",  # of its numbers
+    "place size",  # place and count of its numbers
 )
 SENSED_FRAME = _row("body shape")  # the world is the number of bodies; a number in `ZONES`
 SENSED_CONTACT = _row("number impulse")  # among the contacts as declared; the place of its first impulse among the impulses

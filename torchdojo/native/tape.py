@@ -80,7 +80,7 @@ class Tape:
         Returns z, impulses and solution at its end, and status, iterations and substeps (N, repeat) of its steps.
         """
         del self._inputs[t:]
-        # Without their graph, which may lead back to this tape: no garbage collector sees a circle through autograd.
+        # Inputs are kept without their graph. It may lead back to this tape, and no garbage collector sees a circle through autograd.
         self._inputs.append((z.detach().contiguous(), control.detach().contiguous(), warm.detach().contiguous()))
         self._at(t, *self._inputs[t])
         call = self._call

@@ -1,4 +1,4 @@
-"""Actuators of an MJCF model: which joints they drive, by what law, and how hard."""
+"""Actuators of an MJCF model on joints: their laws, and the largest forces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which actuators of an MJCF model have a law that `td.Drives` knows."""
+"""The actuators of an MJCF model whose law `td.Drives` knows."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ INSIDE = 1e-9  # [m]
 
 
 class Points(NamedTuple):
-    """How many contact points shapes get."""
+    """Numbers of contact points that shapes get."""
 
     rim: int  #: on each rim of a cylinder
     mesh: int | None  #: of a mesh, at most; None: meshes make no contact
@@ -45,7 +45,7 @@ class _Plane:
 
 
 class _Surface(NamedTuple):
-    """How a geom and a plane touch."""
+    """The laws of contact of a geom and a plane."""
 
     friction: float | None  #: None: without friction
     laws: dict[str, float]  #: torsional and rolling friction [m]
@@ -322,7 +322,7 @@ class GeomReader:
         return bool(kind == int(self.types.mjGEOM_PLANE) or (fixed and kind == int(self.types.mjGEOM_HFIELD)))
 
     def _surface(self, p: int, g: int) -> _Surface | None:
-        """How a geom touches another one, or the ground (p = −1), as MuJoCo combines the numbers; None where they do not collide."""
+        """The laws of contact of a geom with another one, or the ground (p = −1), as MuJoCo combines the numbers; None: no collision."""
         model = self.model
         if p < 0:  # MuJoCo's defaults, and the friction of the geom alone
             touching = bool(model.geom_contype[g] & 1 or model.geom_conaffinity[g] & 1)

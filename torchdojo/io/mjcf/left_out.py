@@ -1,4 +1,4 @@
-"""What a compiled MJCF model has that a mechanism does not: physics that does not act, and content that is only counted."""
+"""Parts of a compiled MJCF model that a mechanism lacks: physics that does not act, and content that is only counted."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["report_contacts", "report_model", "softer"]
 SOLREF, SOLIMP = (0.02, 1.0), (0.9, 0.95, 0.001, 0.5, 2.0)  # MuJoCo's defaults
 HARD = "limits, contacts and equalities are as hard as kappa makes them"
 BOX = "each component of the rotation vector has the range that its length has in the file"
-#: what says nothing about the motion -> its count in the model
+#: content that does not affect the motion -> its count in the model
 COUNTED = {
     "cameras": "ncam", "lights": "nlight", "materials": "nmat", "skins": "nskin",
     "custom numbers": "nnumeric", "custom texts": "ntext",
@@ -74,7 +74,7 @@ def _report_joints(model: Any, mujoco: Any, findings: Findings) -> None:
 
 
 def softer(model: Any, solref: str, solimp: str, numbers: Iterable[int]) -> list[int]:
-    """Those of the numbered elements whose softness is not MuJoCo's default."""
+    """The numbers of elements whose softness is not MuJoCo's default."""
     ref, imp = getattr(model, solref), getattr(model, solimp)
     return [i for i in numbers if not (np.allclose(ref[i], SOLREF) and np.allclose(imp[i], SOLIMP))]
 

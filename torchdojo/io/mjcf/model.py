@@ -1,6 +1,6 @@
 """An MJCF file compiled by MuJoCo: defaults, angles, frames and inertias from geometry come out of its own compiler.
 
-Files without their meshes and textures are common: meshes are large, and mostly for drawing. What only draws is taken out of the
+Files without their meshes and textures are common: meshes are large, and mostly for drawing. Meshes that only draw are taken out of the
 specification without a word. A mesh that collides is looked up in more folders than MuJoCo's, and is an error, or a note, where it is not
 there. A missing mesh that the mass of a moving body depends on is an error.
 """

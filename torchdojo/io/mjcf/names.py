@@ -1,4 +1,4 @@
-"""Names of what an MJCF file leaves without one, and names that a mechanism accepts."""
+"""Names of elements that an MJCF file leaves without one, and names that a mechanism accepts."""
 
 from __future__ import annotations
 

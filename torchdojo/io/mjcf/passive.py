@@ -17,7 +17,10 @@ ASKED = "acts where steps get wrench=mech.passive(z), and rollouts wrench=mech.p
 
 
 def add_passive(mech: Mechanism, robot: MjcfInfo) -> Findings:
-    """Give the mechanism `mech.passive`, if the file has a medium or compensated bodies; what it does not have, by reason."""
+    """Give the mechanism `mech.passive`, if the file has a medium or compensated bodies.
+
+    Returns the effects that a step without it lacks, by reason.
+    """
     model, findings = robot.compiled.model, Findings()
     option = model.opt
     flows, lifted = bool(option.density or option.viscosity), np.asarray(model.body_gravcomp)

@@ -41,11 +41,11 @@ SIGNED = "JOINTPOS", "JOINTVEL", "JOINTACTFRC"
 
 
 class _LeftOutError(Exception):
-    """Why a mechanism cannot have a sensor."""
+    """The reason why a mechanism cannot have a sensor."""
 
 
 def add_sensors(mech: Mechanism, robot: MjcfInfo) -> Findings:
-    """Give the mechanism the sites and sensors of the file; what it cannot have, by reason."""
+    """Give the mechanism the sites and sensors of the file. Returns those that it cannot have, by reason."""
     return _Reader(mech, robot).read()
 
 

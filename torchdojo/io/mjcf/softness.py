@@ -29,7 +29,7 @@ class Softness(NamedTuple):
 
 
 def softness(model: Any, solref: Any, solimp: Any) -> Softness:
-    """At the largest impedance of a constraint, from its solref and solimp."""
+    """Softness at the largest impedance of a constraint, from its solref and solimp."""
     first, second = (float(value) for value in solref)
     mujoco = import_mujoco()
     impedance = float(np.clip(solimp[1], mujoco.mjMINIMP, mujoco.mjMAXIMP))

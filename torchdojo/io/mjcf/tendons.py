@@ -34,7 +34,7 @@ def site_in(link: LinkInfo, position: Any, quaternion: Any, **zone: Any) -> Site
 
 
 def add_tendons(mech: Mechanism, robot: MjcfInfo, wanted: bool, driven: Collection[int]) -> Findings:
-    """Give the mechanism the tendons of the file, if they are wanted; what it does not have, by reason.
+    """Give the mechanism the tendons of the file, if they are wanted. Returns the laws that it does not have, by reason.
 
     driven: MJCF ids of tendons that get an input.
     """

@@ -1,4 +1,4 @@
-"""What an MJCF model shows: the geoms of the visual groups that MuJoCo's own viewer draws at first, with their colors."""
+"""Visuals of an MJCF model: the geoms of the visual groups that MuJoCo's own viewer draws at first, with their colors."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Sites and sensors of a mechanism as elements of an MJCF file.
 
-Sensors at sites without a name get sites of their own, "NAME_site". What the file cannot have is left out: sensors of actuators, since
+Sensors at sites without a name get sites of their own, "NAME_site". Sensors without a counterpart are left out: sensors of actuators, since
 motors are not written, of joints with several coordinates, of momentum, outputs that are scaled or shifted, kinds of one's own.
 """
 
@@ -20,7 +20,7 @@ from torchdojo.sensors.site import Site
 __all__ = ["write_sensors"]
 
 TAGS = {ours: tag.lower() for table in (FRAMES, JOINTS, SUBTREES) for tag, ours in table.items()} | {"clock": "clock"}
-AT_OBJECTS = tuple(ours for tag, ours in FRAMES.items() if tag.startswith("FRAME"))  # whose elements name the type of their object
+AT_OBJECTS = tuple(ours for tag, ours in FRAMES.items() if tag.startswith("FRAME"))  # sensors whose elements name the type of their object
 UNSEEN = ("ball_quaternion", "ball_angular_velocity", "joint_actuator_force")  # balls become hinges, and motors are not written
 
 
