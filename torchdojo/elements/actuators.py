@@ -181,15 +181,15 @@ def _add_servos(mech: Driven, module: Actuators) -> None:
     ranges = [infinite for _ in range(mech.num_inputs)]
     explicit, clipped_by_joint = [], []
     for place in dict.fromkeys(places):
-        own = [i for i, other in enumerate(places) if other == place]
-        if not any(acts[i] for i in own):
+        members = [i for i, other in enumerate(places) if other == place]
+        if not any(acts[i] for i in members):
             continue
-        found = _servo_range(module, place, own)
-        if found is None:
-            explicit += own
-        elif bool(torch.isfinite(found).any()):
-            ranges[place] = found
-            clipped_by_joint += own
+        servo_range = _servo_range(module, place, members)
+        if servo_range is None:
+            explicit += members
+        elif bool(torch.isfinite(servo_range).any()):
+            ranges[place] = servo_range
+            clipped_by_joint += members
     if not any(acts):
         return
     module.carried_damping = damping
@@ -404,8 +404,8 @@ class Actuators(PhysicalModule):
         order: list[int] = []
         for group in self._groups:
             joint = group.bound(mech)
-            now, before = ([Pose(x[..., index, :], q[..., index, :]) for index in group.bodies] for x, q in configurations)
-            pair = torch.stack(torch.broadcast_tensors(joint.coordinates(now[0], now[1]), joint.rate(before, now, h)), dim=-1)
+            current, before = ([Pose(x[..., index, :], q[..., index, :]) for index in group.bodies] for x, q in configurations)
+            pair = torch.stack(torch.broadcast_tensors(joint.coordinates(current[0], current[1]), joint.rate(before, current, h)), dim=-1)
             values.append(pair[..., group.member, group.coordinate, :])
             order += group.actuators
         batch = broadcast_shapes(*(value.shape[:-2] for value in values))

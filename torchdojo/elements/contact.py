@@ -131,8 +131,8 @@ class Contact(Element):
         unknown = [name for name in laws if name not in self.laws]
         if unknown:
             raise TypeError(f"{type(self).__name__}: got an unexpected keyword {unknown[0]!r}; laws of this contact are {list(self.laws)}")
-        given = {name: value for name, value in laws.items() if value is not None}
-        self._check_laws(given)
+        present = {name: value for name, value in laws.items() if value is not None}
+        self._check_laws(present)
         self.shape_kind, values = _describe(self, "shape", shape)
         self.other_kind, other_values = _describe(self, "other_shape", other_shape)
         if isinstance(other_shape, HeightField):
@@ -145,20 +145,20 @@ class Contact(Element):
             values = {"point": (0.0, 0.0, 0.0) if point is None else point, "radius": 0.0 if radius is None else radius}
         surface = {"normal": (0.0, 0.0, 1.0) if normal is None else normal, "offset": 0.0 if offset is None else offset}
         values |= {f"other_{name}": value for name, value in other_values.items()} if other_shape is not None else surface
-        own = type(self).signed_distance is not Contact.signed_distance or type(self).surface_normal is not Contact.surface_normal
-        allowed = {"surface": ("sphere",) if own else ("sphere", "ellipsoid"), "heights": ("sphere",)}.get(self.other_kind)
+        custom = type(self).signed_distance is not Contact.signed_distance or type(self).surface_normal is not Contact.surface_normal
+        allowed = {"surface": ("sphere",) if custom else ("sphere", "ellipsoid"), "heights": ("sphere",)}.get(self.other_kind)
         if allowed is not None and self.shape_kind not in allowed:
             raise ValueError(
                 f"{type(self).__name__}: got shape={type(shape).__name__} against a half-space, heights or a surface of yours; allowed: a "
                 "point or a Sphere, and an Ellipsoid against a half-space. Make one contact for each of shape.contact_points(), or give "
                 "other_shape="
             )
-        self._set_fields({**values, **given})
+        self._set_fields({**values, **present})
 
     def _set_fields(self, values: dict[str, Any]) -> None:
-        own = {name: ndim for name, ndim in type(self).fields.items() if name not in ("normal", "offset") or name in values}
-        extra = {name: LAWS[name] if name in LAWS else _DIMENSIONS[name.removeprefix("other_")] for name in values if name not in own}
-        self.set_fields({**own, **extra})
+        declared = {name: ndim for name, ndim in type(self).fields.items() if name not in ("normal", "offset") or name in values}
+        extra = {name: LAWS[name] if name in LAWS else _DIMENSIONS[name.removeprefix("other_")] for name in values if name not in declared}
+        self.set_fields({**declared, **extra})
         for name, value in values.items():
             setattr(self, name, value)
         self.reads_incoming = "restitution" in values
@@ -190,17 +190,17 @@ class Contact(Element):
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         value = super().check_field(name, value)
-        what = name.removeprefix("other_")
-        size = {"orientation": 4}.get(what, 3)
+        quantity = name.removeprefix("other_")
+        size = {"orientation": 4}.get(quantity, 3)
         if self.fields[name] == 1 and value.shape[-1] != size:
             raise ValueError(f"{self.label(name)}: got shape {tuple(value.shape)}; allowed: (..., {size})")
-        if what in ("radius", "friction", "damping", "torsional_friction", "rolling_friction"):
+        if quantity in ("radius", "friction", "damping", "torsional_friction", "rolling_friction"):
             require(value >= 0, self.label(name), value, "values >= 0")
-        if what in ("length", "size", "semi_axes", "stiffness", "recovery_speed"):
+        if quantity in ("length", "size", "semi_axes", "stiffness", "recovery_speed"):
             require(value > 0, self.label(name), value, "positive values")
-        if what == "restitution":
+        if quantity == "restitution":
             require((value >= 0) & (value <= 1), self.label(name), value, "coefficients of restitution from 0 to 1")
-        if what in ("normal", "orientation"):
+        if quantity in ("normal", "orientation"):
             require(torch.linalg.vector_norm(value, dim=-1) > 0, self.label(name), value, "vectors of positive length")
         return value
 
@@ -355,11 +355,11 @@ class Contact(Element):
         fields, gap, h, speed = self.fields, touch.distance, timestep[..., 0], self._speed_of_recovery()
         if speed is None and "stiffness" not in fields:
             return gap
-        now = self.distance(*(motion.pose for motion in motions))
+        start_gap = self.distance(*(motion.pose for motion in motions))
         if speed is not None:
-            gap = gap - (now + h * speed).clamp_max(0)
+            gap = gap - (start_gap + h * speed).clamp_max(0)
         if "stiffness" in fields:
-            gap = gap + (gamma[..., 0] - self.damping * now.clamp_max(0)) / (h * self.stiffness + self.damping)
+            gap = gap + (gamma[..., 0] - self.damping * start_gap.clamp_max(0)) / (h * self.stiffness + self.damping)
         return gap
 
     def _speed_of_recovery(self) -> Tensor | float | None:
@@ -380,13 +380,13 @@ class Contact(Element):
     def _rebound(self, motions: tuple[Motion, ...], touch: Touch, timestep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Whether there is an impact, h n·(u⁺ + e u⁻), and τ, (...,) each."""
         h = timestep[..., 0]
-        now = self.distance(*(motion.pose for motion in motions))
+        start_gap = self.distance(*(motion.pose for motion in motions))
         before = self.distance(*(previous_pose(motion.pose, motion.incoming, timestep) for motion in motions))
         slow = RESTING_ACCELERATION * h * h
-        bounces = (before - now > slow) & (2 * now - before < slow)
+        bounces = (before - start_gap > slow) & (2 * start_gap - before < slow)
         arriving = tuple(motion._replace(twist=motion.incoming) for motion in motions)
         velocity = self.slip(motions, touch) + self.restitution[..., None] * self.slip(arriving, touch, current=True)
-        return bounces, h * (touch.normal * velocity).sum(-1), h * now / torch.where(bounces, before - now, 1.0)
+        return bounces, h * (touch.normal * velocity).sum(-1), h * start_gap / torch.where(bounces, before - start_gap, 1.0)
 
 
 def _describe(contact: Contact, argument: str, shape: Shape | HeightField | None) -> tuple[str, dict[str, Any]]:

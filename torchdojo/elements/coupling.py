@@ -68,17 +68,17 @@ class Coupling(Element):
     def __init__(self, *, curve: Any = None, active: Any = None, compliance: Any = None, damping: Any = None) -> None:
         super().__init__()
         values = {"curve": curve, "active": active, "compliance": compliance, "damping": damping}
-        given = {name: value for name, value in values.items() if value is not None}
+        present = {name: value for name, value in values.items() if value is not None}
         for name in ("curve", "compliance", "damping"):
-            if name in given and not self.has_effect(name, given[name]):
-                del given[name]
-        if "damping" in given and "compliance" not in given:
+            if name in present and not self.has_effect(name, present[name]):
+                del present[name]
+        if "damping" in present and "compliance" not in present:
             raise ValueError(
                 f"{self.label('damping')}: got {damping!r} without a compliance; allowed: with compliance=, 1/stiffness: a rigid coupling "
                 "has no rate that a damper could slow down"
             )
-        self.set_fields({**type(self).fields, **{name: self.optional[name] for name in given}})
-        for name, value in given.items():
+        self.set_fields({**type(self).fields, **{name: self.optional[name] for name in present}})
+        for name, value in present.items():
             setattr(self, name, value)
         #: the joints of the ends, no submodules of this one; () until a mechanism is built with it
         self.joints: tuple[Joint, ...] = ()
@@ -120,7 +120,7 @@ class Coupling(Element):
         Raises:
             ValueError: unknown names, joints without that coordinate, a coupling that belongs to another mechanism.
         """
-        found = []
+        attached = []
         for name, coordinate, leads in self.ends:
             end = "leader" if leads else "follower"
             if name not in joints:
@@ -142,10 +142,10 @@ class Coupling(Element):
                     f"its {end} {name!r} has tensors that are not physical fields, {joint.extra_state_names()}, which a coupling does not "
                     "read; make them fields of the joint"
                 )
-            found.append(joint)
-        if self.joints and any(old is not new for old, new in zip(self.joints, found, strict=True)):
+            attached.append(joint)
+        if self.joints and any(old is not new for old, new in zip(self.joints, attached, strict=True)):
             raise ValueError(f"it already couples joints of another mechanism; make one {type(self).__name__} for each")
-        self.joints = tuple(found)
+        self.joints = tuple(attached)
 
     def __getattr__(self, name: str) -> Any:
         end, _, field = name.partition("_")
@@ -166,8 +166,8 @@ class Coupling(Element):
         return {**self.fields, **{f"{end}_{name}": ndim for end, joint in ends for name, ndim in kinematic_fields(joint).items()}}
 
     def kind(self) -> tuple[object, ...]:
-        own = tuple((end.coordinate, end.leads) for end in self.ends), *(name in self.fields for name in self.optional)
-        return (*super().kind(), *(joint.kind() for joint in self.joints), *own)
+        details = tuple((end.coordinate, end.leads) for end in self.ends), *(name in self.fields for name in self.optional)
+        return (*super().kind(), *(joint.kind() for joint in self.joints), *details)
 
     def bound_joints(self) -> list[Joint]:
         """The joints with the parameters that this element has: their own, or those stacked over elements."""
@@ -245,9 +245,9 @@ class Coupling(Element):
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
         joints = self.bound_joints()
         poses = [motion.pose for motion in motions]
-        now = self._coordinates(joints, poses)
-        turns = self.turns(now)
-        slope = self.slope(self.sums([value + more for value, more in zip(now, turns, strict=True)])[0])
+        current = self._coordinates(joints, poses)
+        turns = self.turns(current)
+        slope = self.slope(self.sums([value + more for value, more in zip(current, turns, strict=True)])[0])
         weights = self.scaled([-slope if end.leads else torch.ones_like(slope) for end in self.ends])
         wrenches, after = [], []
         on = None if self.active is None else self.active[..., None]
@@ -257,14 +257,14 @@ class Coupling(Element):
             along = torch.zeros(joint.num_coordinates, dtype=impulse.dtype, device=impulse.device)
             along[end.coordinate] = 1.0
             wrenches += joint.act_along(parent, child, weights[k] * acting * along)
-            near = now[k].tile(joint.num_angles)
+            near = current[k].tile(joint.num_angles)
             place = slice(end.coordinate, end.coordinate + 1)
             after.append(joint.coordinates_near(motions[2 * k].next, motions[2 * k + 1].next, near)[..., place] + turns[k])
         rows = self.gap(after)
         if self.compliance is not None:
             give = self.compliance[..., None] / timestep
             if self.damping is not None:
-                before = self.gap([value + more for value, more in zip(now, turns, strict=True)])
+                before = self.gap([value + more for value, more in zip(current, turns, strict=True)])
                 rows = rows + give * self.damping[..., None] * (rows - before)
             rows = rows + give * impulse
         return wrenches, rows if on is None else on * rows + timestep * (1 - on) * impulse

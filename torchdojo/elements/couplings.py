@@ -306,7 +306,7 @@ def infeasible(couplings: Mapping[str, Coupling], joints: Mapping[str, Joint]) -
         curved = coupling.curve is not None
         if bool((ratio == 0).any()) and not curved:
             continue
-        own = range_of(*follower)
+        allowed = range_of(*follower)
         if curved:
             bounds = torch.broadcast_tensors(*range_of(*leader))
             if not all(bool(torch.isfinite(bound).all()) for bound in bounds):
@@ -319,9 +319,9 @@ def infeasible(couplings: Mapping[str, Coupling], joints: Mapping[str, Joint]) -
             turned = [ratio * bound + offset for bound in range_of(*leader)]
             carried = torch.minimum(*turned), torch.maximum(*turned)
         turns = (0, 1, -1) if all(_is_angle(joints[j], place) for j, place in (leader, follower)) else (0,)
-        meets = [(torch.maximum(own[0], carried[0] + TURN * k), torch.minimum(own[1], carried[1] + TURN * k)) for k in turns]
+        meets = [(torch.maximum(allowed[0], carried[0] + TURN * k), torch.minimum(allowed[1], carried[1] + TURN * k)) for k in turns]
         if not any(bool((upper - lower > ROOM).all()) for lower, upper in meets):
-            words = [f"[{lower.tolist()}, {upper.tolist()}]" for lower, upper in (own, carried)]
+            words = [f"[{lower.tolist()}, {upper.tolist()}]" for lower, upper in (allowed, carried)]
             wrong[name] = f"limits {words[0]} of the follower {follower[0]!r}; its leader {leader[0]!r} carries it through {words[1]}"
         elif not curved and bool((meets[0][1] - meets[0][0] > ROOM).all()):
             back = [(bound - offset) / ratio for bound in meets[0]]

@@ -211,13 +211,13 @@ class Joint(Element):
             lower, upper = pair
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.label('limits')}: got {pair!r}; allowed: a pair (lower, upper)") from error
-        given = dict(zip(BOUNDS, (lower, upper), strict=True))
-        checked = {name: self.check_field(name, as_tensor(value, self.label(name))) for name, value in given.items()}
+        limits = dict(zip(BOUNDS, (lower, upper), strict=True))
+        checked = {name: self.check_field(name, as_tensor(value, self.label(name))) for name, value in limits.items()}
         if built:
             self._check_limited(*checked.values())
         else:
             self.limited = self._limited_sides(*checked.values())
-        for name, value in given.items():
+        for name, value in limits.items():
             if is_parametrized(self, name):
                 super().__setattr__(name, value)
             else:
@@ -282,9 +282,9 @@ class FreePose(Joint):
         return Pose(q[..., :3], quat.exp(q[..., 3:]))
 
     def place_child(self, parents: tuple[Pose, Pose], q: Tensor, change: Tensor) -> tuple[Pose, Pose]:
-        here = self.displace(q)
-        earlier = Pose(here.x - change[..., :3], quat.multiply(quat.exp(-change[..., 3:]), here.q))
-        return attached(parents[0], here), attached(parents[1], earlier)
+        relative = self.displace(q)
+        earlier = Pose(relative.x - change[..., :3], quat.multiply(quat.exp(-change[..., 3:]), relative.q))
+        return attached(parents[0], relative), attached(parents[1], earlier)
 
     def rate(self, before: Sequence[Pose], after: Sequence[Pose], timestep: Tensor) -> Tensor:
         (x, q), (x_after, q_after) = self._relative(*before), self._relative(*after)

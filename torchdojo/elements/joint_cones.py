@@ -134,8 +134,8 @@ class JointLimits(JointElement):
         lower, upper = joint.lower, joint.upper
         assert lower is not None and upper is not None
         below, above = joint.limited
-        now = joint.coordinates_near(parent.pose, child.pose, _middle(joint))
-        after = joint.coordinates_near(parent.next, child.next, now[..., joint.num_coordinates - joint.num_angles :])
+        current = joint.coordinates_near(parent.pose, child.pose, _middle(joint))
+        after = joint.coordinates_near(parent.next, child.next, current[..., joint.num_coordinates - joint.num_angles :])
 
         def on_every_side(value: Tensor) -> Tensor:
             return torch.cat((value[..., below] - lower[..., below], upper[..., above] - value[..., above]), dim=-1)
@@ -143,7 +143,7 @@ class JointLimits(JointElement):
         room = on_every_side(after)
         if self.depenetration_speed is None:
             return room
-        ahead = on_every_side(now) + parent.timestep * self._recovery_speed(room)
+        ahead = on_every_side(current) + parent.timestep * self._recovery_speed(room)
         return room - torch.where(ahead < 0, ahead, 0.0)
 
     def _recovery_speed(self, like: Tensor) -> Tensor:
@@ -153,9 +153,9 @@ class JointLimits(JointElement):
         speed = like.new_full((len(places),), self.depenetration_speed)
         if not self.velocity_limited:
             return speed
-        own = RECOVERY_SHARE * self.velocity_limits[..., places]
-        slower = torch.tensor([place in self.velocity_limited for place in places], device=like.device) & (own < speed)
-        return torch.where(slower, own, speed)
+        allowed = RECOVERY_SHARE * self.velocity_limits[..., places]
+        slower = torch.tensor([place in self.velocity_limited for place in places], device=like.device) & (allowed < speed)
+        return torch.where(slower, allowed, speed)
 
     def start(self, motions: tuple[Motion, ...], level: Tensor) -> tuple[Tensor, Tensor]:
         gap = torch.maximum(self.room(motions), level.sqrt()[..., None])

@@ -70,8 +70,8 @@ class JointDrive(JointFriction):
         parent, child = motions
         (p, q), (slack_p, slack_q) = impulse.tensor_split(2, -1), slack.tensor_split(2, -1)
         force, gain, middle = 0.5 * (p - q), self.gain(timestep, u), self.middle
-        wanted = (self._own(u) if u.shape[-1] else 0.0) - middle
-        slip = self._rate(motions, timestep) - (wanted - force / timestep) / gain
+        target_force = (self._own(u) if u.shape[-1] else 0.0) - middle
+        slip = self._rate(motions, timestep) - (target_force - force / timestep) / gain
         rows = torch.cat((p + q - 2 * self.bound_impulse(timestep), slip - slack_p + slack_q), dim=-1)
         places = torch.zeros(len(joint.driven), joint.num_coordinates, dtype=force.dtype, device=force.device)
         places[range(len(joint.driven)), list(joint.driven)] = 1.0

@@ -151,12 +151,12 @@ class StandardJoint(LoopJoint):
         self.effort_limit = effort_limit
         self.actuated = actuated
         self.implicit = bool(implicit)
-        given = {"friction": friction, "armature": armature, "velocity_limits": velocity_limits}
-        present = [name for name, value in given.items() if self.num_coordinates and self.has_effect(name, value)]
+        optional = {"friction": friction, "armature": armature, "velocity_limits": velocity_limits}
+        present = [name for name, value in optional.items() if self.num_coordinates and self.has_effect(name, value)]
         switch = {} if active is None else {SWITCH: 0}
         self.set_fields({**type(self).fields, **dict.fromkeys([*present, *(BOUNDS if limits is not None else ())], 1), **switch})
         for name in present:
-            setattr(self, name, given[name])
+            setattr(self, name, optional[name])
         self.active = active
         if limits is not None:
             self._set_limits(limits, built=False)
@@ -193,9 +193,9 @@ class StandardJoint(LoopJoint):
         return {name: ndim for name, ndim in self.fields.items() if name not in ("friction", "velocity_limits", *BOUNDS, *SERVO_RANGE)}
 
     def kind(self) -> tuple[object, ...]:
-        given = (name in self.fields for name in ("armature", SERVO[0], SWITCH))
-        own = self.actuated, *given, self.implicit, self.driven, self.kept_rows
-        return (*super().kind(), *own)
+        present = (name in self.fields for name in ("armature", SERVO[0], SWITCH))
+        details = self.actuated, *present, self.implicit, self.driven, self.kept_rows
+        return (*super().kind(), *details)
 
     # -- parameters ----------------------------------------------------------------------------------------------------------------------
 
@@ -426,9 +426,9 @@ class StandardJoint(LoopJoint):
 
     def _rate_change(self, motions: tuple[Motion, ...], timestep: Tensor) -> Tensor:
         """Rates of this step minus the rates of the step before, (..., num_coordinates)."""
-        now, after = [m.pose for m in motions], [m.next for m in motions]
+        current, after = [m.pose for m in motions], [m.next for m in motions]
         before = [previous_pose(m.pose, m.incoming, timestep) for m in motions]
-        return self.rate(now, after, timestep) - self.rate(before, now, timestep)
+        return self.rate(current, after, timestep) - self.rate(before, current, timestep)
 
     def damper_rate(self, motions: tuple[Motion, ...], timestep: Tensor) -> Tensor:
         """Rates of the dampers at the next velocity [m/s, rad/s], (..., num_coordinates).

@@ -52,10 +52,10 @@ class NearContact(NonlinearContact):
         unknown = [name for name in laws if name not in self.laws]
         if unknown:
             raise TypeError(f"{type(self).__name__}: got an unexpected keyword {unknown[0]!r}; laws of this contact are {list(self.laws)}")
-        given = {name: value for name, value in laws.items() if value is not None}
-        self._check_laws(given)
+        present = {name: value for name, value in laws.items() if value is not None}
+        self._check_laws(present)
         self.shapes, self.shape_kind, self.other_kind = shapes, "polytope", "polytope"
-        self._set_fields({"friction": friction, "term": (float(NOTHING), 0.0, 0.0), "fading": 1.0, **given})
+        self._set_fields({"friction": friction, "term": (float(NOTHING), 0.0, 0.0), "fading": 1.0, **present})
 
     def kind(self) -> tuple[object, ...]:
         return (*super().kind(), *map(id, self.shapes))
@@ -107,10 +107,10 @@ class NearContact(NonlinearContact):
             a, b = self.shapes
             counts = value.new_tensor([[len(a.vertices), 1], [len(b.vertices), 1], [len(a.edges), len(b.edges)]])
             kind = value[..., 0]
-            known = (kind >= NOTHING) & (kind <= CROSSING) & (value == value.round()).all(-1)
-            places = counts[torch.where(known, kind, 0.0).long().clamp_min(0)]
+            valid = (kind >= NOTHING) & (kind <= CROSSING) & (value == value.round()).all(-1)
+            places = counts[torch.where(valid, kind, 0.0).long().clamp_min(0)]
             inside = ((value[..., 1:] >= 0) & (value[..., 1:] < places)).all(-1) | (kind == NOTHING)
-            require(known & inside, self.label(name), value, "a kind and numbers of features of both shapes (geometry/near_terms.py)")
+            require(valid & inside, self.label(name), value, "a kind and numbers of features of both shapes (geometry/near_terms.py)")
         return value
 
     @property
@@ -121,13 +121,13 @@ class NearContact(NonlinearContact):
         """The term of this slot at the poses of `body_names`."""
         one, two = poses[0], _pose_of_other(poses)
         fading = torch.where(self.fading > 0, 1.0, 0.0)
-        found = near_term(*self.shapes, (one.x, one.q), (two.x, two.q), self.term.detach())
+        term = near_term(*self.shapes, (one.x, one.q), (two.x, two.q), self.term.detach())
         plain = near_term(*self.shapes, (one.x, one.q), (two.x, two.q), self.term.detach(), False)
-        return found._replace(weight=fading * found.weight + (1 - fading) * plain.weight)
+        return term._replace(weight=fading * term.weight + (1 - fading) * plain.weight)
 
     def _witness(self, poses: tuple[Pose, ...]) -> tuple[Tensor, Tensor, Tensor]:
-        found = self.near(poses)
-        return found.gap, found.normal, found.point - poses[0].x
+        term = self.near(poses)
+        return term.gap, term.normal, term.point - poses[0].x
 
     def touch(self, motions: tuple[Motion, ...]) -> Touch:
         return Contact.touch(self, motions)._replace(weight=self.near(tuple(motion.next for motion in motions)).weight)
@@ -140,8 +140,8 @@ class NearContact(NonlinearContact):
                 f"{tuple(self.term.shape[:-1])}; near contacts keep the places of the last step alone. Ask for forces after each step of a "
                 "loop, out = mech.step(z, u)"
             )
-        found = self.near(poses)
-        return found.weight[..., None] * self.force(found.normal, impulse)
+        term = self.near(poses)
+        return term.weight[..., None] * self.force(term.normal, impulse)
 
 
 def slots_of(a: Polytope, b: Polytope, linked: bool = False) -> int:
@@ -155,9 +155,9 @@ def slots_of(a: Polytope, b: Polytope, linked: bool = False) -> int:
             Hulls of Atlas and xArm 6 have 9.
     """
     corners = len(a.vertices) + len(b.vertices) if len(a.vertices) + len(b.vertices) > 2 else 1
-    own, other = a.widest, b.widest
-    few = BALL if 1 in (own, other) else CAPSULE if 2 in (own, other) else LINKED if linked else None
-    most = own + other + 2 * min(own, other) if few is None else few
+    width, other_width = a.widest, b.widest
+    few = BALL if 1 in (width, other_width) else CAPSULE if 2 in (width, other_width) else LINKED if linked else None
+    most = width + other_width + 2 * min(width, other_width) if few is None else few
     return min(corners + len(a.edges) * len(b.edges), most)
 
 
@@ -211,7 +211,7 @@ def near_contacts(
         ValueError: a shape that is not convex or too thin, a bad number of slots, the same body twice.
     """
     check_slots(slots)
-    one, two = ([polytope_of(each, radius) for each in ([given] if isinstance(given, Shape) else given)] for given in (shape_a, shape_b))
+    one, two = ([polytope_of(each, radius) for each in ([shape] if isinstance(shape, Shape) else shape)] for shape in (shape_a, shape_b))
     if not one or not two:
         raise ValueError(f"near_contacts of {a!r} and {b or 'world'!r}: got no shapes; allowed: a shape, or some of them")
     label, several = f"{a}_{'world' if b is None else b}", len(one) * len(two) > 1

@@ -54,8 +54,8 @@ class NearRule:
 
     def takes(self, a: Shape, b: Any, closed: bool) -> bool:
         """Whether two shapes touch by near terms. closed: whether they have a closed form with each other."""
-        known = (Sphere, Capsule, Box, Cylinder, Hull, Mesh)
-        return self.near is not False and isinstance(a, known) and isinstance(b, known) and (self.near is True or self.many or not closed)
+        kinds = (Sphere, Capsule, Box, Cylinder, Hull, Mesh)
+        return self.near is not False and isinstance(a, kinds) and isinstance(b, kinds) and (self.near is True or self.many or not closed)
 
     def contacts(
         self, label: str, body: str, a: Shape, other: str | None, b: Shape, linked: bool, model: Callable[..., Contact], **arguments: Any
@@ -76,8 +76,8 @@ class NearRule:
         several = max(map(len, sides)) > 1
         result: dict[str, NearContact] = {}
         for (i, p), (j, q) in itertools.product(*map(enumerate, cast(list[list[Polytope]], sides))):
-            found = near_slots(body, p, other, q, self.slots or slots_of(p, q, linked), **laws)
-            result |= {f"{label}{f'_{i}_{j}' if several else ''}_near{k}": contact for k, contact in enumerate(found)}
+            slots = near_slots(body, p, other, q, self.slots or slots_of(p, q, linked), **laws)
+            result |= {f"{label}{f'_{i}_{j}' if several else ''}_near{k}": contact for k, contact in enumerate(slots)}
         return result
 
     @staticmethod

@@ -86,8 +86,8 @@ class Rotors(Actuators):
             raise ValueError("z: not given; the thrust of rotors turns with the body")
         thrust = _clip(self.gain[..., 0] * _clip(ctrl, self.ctrlrange) + self.bias[..., 0], self.forcerange)
         wrench = thrust @ self.per_thrust
-        now, _ = self._mechanism.configurations(z)
-        q = now.q[..., self.body, :]
+        current, _ = self._mechanism.configurations(z)
+        q = current.q[..., self.body, :]
         turned = torch.cat((quat.rotate(q, wrench[..., :3]), quat.rotate(q, wrench[..., 3:])), dim=-1)
         place = self._mechanism.input_layout[self.joint]
         return torch.nn.functional.pad(turned, (place.start, self.num_inputs - place.stop))

@@ -67,23 +67,23 @@ class ServoJoint(Joint):
         """
         if SERVO[0] in self.fields:
             raise ValueError(f"{self.label('servo_stiffness')}: the joint has a servo already; assign its fields")
-        given = {name: 0.0 if value is None else value for name, value in zip(SERVO, (stiffness, damping), strict=True)}
-        if not self.num_coordinates or not any(self.has_effect(name, value) for name, value in given.items()):
+        values = {name: 0.0 if value is None else value for name, value in zip(SERVO, (stiffness, damping), strict=True)}
+        if not self.num_coordinates or not any(self.has_effect(name, value) for name, value in values.items()):
             return
         self.set_fields({**self.fields, **dict.fromkeys(SERVO, 1)})
-        for name, value in given.items():
+        for name, value in values.items():
             setattr(self, name, value)
         if servo_range is None:
             return
         try:
-            given = dict(zip(SERVO_RANGE, servo_range, strict=True))
+            values = dict(zip(SERVO_RANGE, servo_range, strict=True))
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.label('servo_range')}: got {servo_range!r}; allowed: a pair (lower, upper)") from error
-        checked = {name: self.check_field(name, as_tensor(value, self.label(name))) for name, value in given.items()}
+        checked = {name: self.check_field(name, as_tensor(value, self.label(name))) for name, value in values.items()}
         self.driven = self._driven(*checked.values())
         if self.driven:
             self.set_fields({**self.fields, **dict.fromkeys(SERVO_RANGE, 1)})
-            for name, value in given.items():
+            for name, value in values.items():
                 self._store(name, value, checked[name])
 
     def _driven(self, lower: Tensor, upper: Tensor) -> tuple[int, ...]:

@@ -124,11 +124,11 @@ class Tendon(Element):
         armature: Any = None,
     ) -> None:
         super().__init__()
-        given = {name: value for name, value in (("friction", friction), ("armature", armature)) if value is not None}
+        present = {name: value for name, value in (("friction", friction), ("armature", armature)) if value is not None}
         if limits is not None:
-            given = self._limits(limits) | {"limit_stiffness": limit_stiffness, "limit_time": limit_time} | given
-        self.set_fields({**type(self).fields, **{name: self.optional[name] for name in given}})
-        for name, value in given.items():
+            present = self._limits(limits) | {"limit_stiffness": limit_stiffness, "limit_time": limit_time} | present
+        self.set_fields({**type(self).fields, **{name: self.optional[name] for name in present}})
+        for name, value in present.items():
             setattr(self, name, value)
         self.implicit, self.actuated = implicit, actuated
         self.stiffness, self.damping = stiffness, damping

@@ -104,8 +104,8 @@ class FixedTendon(Tendon):
         return {**self.fields, **shared}
 
     def kind(self) -> tuple[object, ...]:
-        own = tuple(coordinate for _, coordinate in self.places), self.implicit, self.actuated
-        return (*super().kind(), *(joint.kind() for joint in self.joints), *own)
+        details = tuple(coordinate for _, coordinate in self.places), self.implicit, self.actuated
+        return (*super().kind(), *(joint.kind() for joint in self.joints), *details)
 
     def path(self, *poses: Pose) -> Path:
         length, pulls = self.offset, []

@@ -180,13 +180,13 @@ class Solids:
             ValueError: none.
         """
         inside = pattern + "/"
-        found = [name for name in self.names if name == pattern or name.startswith(inside) or fnmatchcase(name, pattern)]
-        if not found:
+        matches = [name for name in self.names if name == pattern or name.startswith(inside) or fnmatchcase(name, pattern)]
+        if not matches:
             parts = list(dict.fromkeys(own_part(name) for name in self.names if "/" in name))
             raise ValueError(
                 f"{label}: unknown name {pattern!r}; {f'parts are {parts}, ' if parts else ''}bodies and fixed shapes {self.names}"
             )
-        return found
+        return matches
 
 
 def selected(solids: Solids, contacts: Any) -> list[Pair]:

@@ -196,7 +196,7 @@ class AdaptiveSteps(Stepper):
         left = self.refine(level + 1, kick, index, [z, u, wrench], first)
         after = [left.z, u, wrench]
         right = self.refine(level + 1, False, index, after, self.continued(level + 1, index, after, first, left, second))
-        taken = StepOutput(
+        halved = StepOutput(
             self.convert(level + 1, level, index, right.z),
             left.impulses + right.impulses,
             right.status,
@@ -206,7 +206,7 @@ class AdaptiveSteps(Stepper):
         )
         # After a left half that is split again, the right half may have no solution. Then the whole step stands.
         kept = _solved(right).nonzero().squeeze(-1)
-        return StepOutput(*(t.index_copy(0, rows[kept], new[kept]) for t, new in zip(whole, taken, strict=True)))
+        return StepOutput(*(t.index_copy(0, rows[kept], new[kept]) for t, new in zip(whole, halved, strict=True)))
 
     def continued(
         self, level: int, index: Tensor, data: Sequence[Tensor], first: StepOutput, left: StepOutput, second: StepOutput
@@ -221,10 +221,10 @@ class AdaptiveSteps(Stepper):
 
     def excess(self, level: int, index: Tensor, one: Tensor, two: Tensor) -> Tensor:
         """Largest difference over bodies between one substep and its two halves, in units of the tolerance, (rows,)."""
-        h, a, b = self.timestep(level, index)[:, None], split_state(one), split_state(two)
-        turn = quat.rotation_vector(quat.multiply(quat.conjugate(a.pose.q), b.pose.q))
-        shift = torch.maximum(_norm(b.pose.x - a.pose.x), h * _norm(b.twist.v - a.twist.v))
-        rotation = torch.maximum(_norm(turn), h * _norm(b.twist.omega - a.twist.omega))
+        h, whole, halves = self.timestep(level, index)[:, None], split_state(one), split_state(two)
+        turn = quat.rotation_vector(quat.multiply(quat.conjugate(whole.pose.q), halves.pose.q))
+        shift = torch.maximum(_norm(halves.pose.x - whole.pose.x), h * _norm(halves.twist.v - whole.twist.v))
+        rotation = torch.maximum(_norm(turn), h * _norm(halves.twist.omega - whole.twist.omega))
         return torch.maximum(shift / self.options.position_tol, rotation / self.options.rotation_tol).amax(-1)
 
 

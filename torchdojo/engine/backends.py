@@ -177,8 +177,8 @@ class Backends:
         parameters = self._cached_parameters(lowered)
         if torch.is_grad_enabled() and parameters.requires_grad and self._moves_joints(law):
             return None
-        own = self._cache.law(lowered, self.structure.named_joints(), law)
-        return None if own is None else Kernel(self.structure, lowered, self._cache.driven(parameters, own), request, law)
+        native_law = self._cache.law(lowered, self.structure.named_joints(), law)
+        return None if native_law is None else Kernel(self.structure, lowered, self._cache.driven(parameters, native_law), request, law)
 
     def driving(self, request: Request) -> Parameters | None:
         """Parameters with which the kernel takes drives inside its steps; None where PyTorch takes them between the steps.
@@ -311,10 +311,10 @@ class Backends:
 
     def present(self, driven: bool) -> Parameters:
         """The parameters of the last `refresh`, with the law of the actuators if `driven`."""
-        own = self._cache.last(driven) or self.refresh(driven, torch.is_grad_enabled())
-        if own is None:
+        parameters = self._cache.last(driven) or self.refresh(driven, torch.is_grad_enabled())
+        if parameters is None:
             raise RuntimeError("torchdojo: numbers of the mechanism are differentiated or computed now, unlike when this step was compiled")
-        return own
+        return parameters
 
     def _cached_parameters(self, lowered: Program) -> Parameters:
         if torch.compiler.is_compiling() and live.own_batch(lowered.number, False) is not None:

@@ -161,11 +161,11 @@ def _rows(structure: Structure, group: ContactsOfAKind, impulses: Tensor, order:
     members = [structure.named_contacts()[name] for name in group.names]
     pieces = [structure.impulse_layout[f"contacts.{name}"] for name in group.names]
     gaps, normals, levers = group.contact._witness(tuple(group.poses))
-    given = impulses[..., torch.tensor([list(range(piece.start, piece.stop)) for piece in pieces])]
+    contact_impulses = impulses[..., torch.tensor([list(range(piece.start, piece.stop)) for piece in pieces])]
     h = structure.timestep[..., None]
-    forces = group.contact.world_impulse(given, *group.poses) / h[..., None]  # contacts that fade give their share
+    forces = group.contact.world_impulse(contact_impulses, *group.poses) / h[..., None]  # contacts that fade give their share
     masses = [torch.stack(torch.broadcast_tensors(*(body.mass for body in side)), -1) for side in _sides(structure, members)]
-    pressing = given[..., 0]
+    pressing = contact_impulses[..., 0]
     if isinstance(group.contact, NearContact):
         # Many places share the load of a face: those of a pair act together.
         together = torch.tensor([[one.body_names == other.body_names for other in members] for one in members])
@@ -203,8 +203,8 @@ def pair_of(contact: Contact, order: Mapping[str, int]) -> tuple[str, str]:
     """The bodies of a contact in their order, or its body and the name of the fixed surface. order: body -> its number."""
     if contact.other is None:
         return contact.body, contact.surface_name
-    a, b = sorted((contact.body, contact.other), key=order.__getitem__)
-    return a, b
+    first, second = sorted((contact.body, contact.other), key=order.__getitem__)
+    return first, second
 
 
 def _after(z: Tensor, out: Any) -> tuple[Tensor, Tensor]:

@@ -57,7 +57,7 @@ class Table(NamedTuple):
     @classmethod
     def of(cls, drives: Mapping[str, Any], activated: Sequence[str]) -> Table:
         """drives: name -> `td.Drive` or None. activated: the names of those with an activation."""
-        own = {i: drive for i, drive in enumerate(drives.values()) if drive is not None}
+        with_law = {i: drive for i, drive in enumerate(drives.values()) if drive is not None}
         stateful = {i: drive for i, (name, drive) in enumerate(drives.items()) if name in activated}
         gear, length0 = (
             _stacked([0.0 if drive is None or drive.site is not None else getattr(drive, name) for drive in drives.values()])
@@ -71,16 +71,16 @@ class Table(NamedTuple):
             _bounds([drive and drive.forcerange for drive in every]),
             _bounds([drive.actrange for drive in stateful.values()]),
             _groups(stateful, "dynamics"),
-            _groups(own, "gain"),
-            _groups(own, "bias"),
+            _groups(with_law, "gain"),
+            _groups(with_law, "bias"),
         )
 
 
 def _groups(drives: Mapping[int, Any], kind: str) -> list[Group]:
-    found: dict[tuple[str, int], list[tuple[int, Any, Tensor]]] = {}
+    by_law: dict[tuple[str, int], list[tuple[int, Any, Tensor]]] = {}
     for place, drive in drives.items():
         numbers = numbers_of(getattr(drive, f"{kind}_numbers"))
-        found.setdefault((getattr(drive, kind), numbers.shape[-1]), []).append((place, drive, numbers))
+        by_law.setdefault((getattr(drive, kind), numbers.shape[-1]), []).append((place, drive, numbers))
     return [
         Group(
             law,
@@ -89,12 +89,12 @@ def _groups(drives: Mapping[int, Any], kind: str) -> list[Group]:
             torch.stack(torch.broadcast_tensors(*[numbers_of(drive.lengths or (0.0, 1.0)) for _, drive, _ in members]), dim=-2),
             _stacked([drive.acc0 for _, drive, _ in members]),
         )
-        for (law, _), members in found.items()
+        for (law, _), members in by_law.items()
     ]
 
 
 def _bounds(ranges: Sequence[tuple[Any, Any] | None]) -> Bounds:
-    return Bounds(*(_stacked([end if given is None else given[i] for given in ranges]) for i, end in enumerate((-torch.inf, torch.inf))))
+    return Bounds(*(_stacked([end if pair is None else pair[i] for pair in ranges]) for i, end in enumerate((-torch.inf, torch.inf))))
 
 
 def _stacked(values: Sequence[Any]) -> Tensor:

@@ -75,22 +75,22 @@ class Lowered:
         layout, bodies = mech.input_layout, list(mech.bodies)
         for name, drive in self._owner.drives.items():
             assert drive is not None
-            own: dict[str, Tensor] = {}
+            drive_numbers: dict[str, Tensor] = {}
             values = dict.fromkeys(("body", "joint", "coordinate", "tendon", "input"), -1)
             if drive.site is not None:
                 push, turn = (quat.rotate(drive.site.orientation, part) for part in numbers_of(drive.gear).split(3, dim=-1))
-                own |= {"push": push, "turn": turn + quat.cross(drive.site.position.expand_as(push), push)}
+                drive_numbers |= {"push": push, "turn": turn + quat.cross(drive.site.position.expand_as(push), push)}
                 values |= {"target": DriveTarget.SITE, "body": bodies.index(drive.site.body)}
             elif drive.tendon is not None:
                 values |= {"target": DriveTarget.TENDON, "tendon": tendons[id(mech.tendons[drive.tendon])]}
                 values |= {"input": layout[drive.tendon].start}
-                own |= {"gear": numbers_of(drive.gear)[..., None]}
+                drive_numbers |= {"gear": numbers_of(drive.gear)[..., None]}
             else:
                 place = layout[drive.joint].start + drive.coordinate
                 values |= {"target": DriveTarget.JOINT, "joint": joints[id(mech.joints[drive.joint])]}
                 values |= {"coordinate": drive.coordinate, "input": place}
-                own |= {"gear": numbers_of(drive.gear)[..., None], "length0": numbers_of(drive.length0)[..., None]}
-            dynamics = next(law for law, known in _DYNAMICS.items() if known is DYNAMICS[drive.dynamics])
+                drive_numbers |= {"gear": numbers_of(drive.gear)[..., None], "length0": numbers_of(drive.length0)[..., None]}
+            dynamics = next(law for law, built_in in _DYNAMICS.items() if built_in is DYNAMICS[drive.dynamics])
             values |= {
                 "activation": activated.index(name) if name in activated else -1,
                 "dynamics": int(dynamics),
@@ -98,15 +98,15 @@ class Lowered:
                 "muscle_bias": drive.bias == "muscle",
                 "early": int(drive.early),
             }
-            own |= {
+            drive_numbers |= {
                 "dynamics": numbers_of(drive.dynamics_numbers),
                 **{part: _curve(drive, part) for part in ("gain", "bias")},
             }
-            own |= {key: numbers_of(getattr(drive, key) or _INFINITE) for key in ("ctrlrange", "forcerange", "actrange")}
-            if any(value.requires_grad for value in own.values()):
+            drive_numbers |= {key: numbers_of(getattr(drive, key) or _INFINITE) for key in ("ctrlrange", "forcerange", "actrange")}
+            if any(value.requires_grad for value in drive_numbers.values()):
                 return None
             rows.append(values)
-            numbers.append(own)
+            numbers.append(drive_numbers)
         return driving.drive_table(rows, numbers, len(activated))
 
     def periods(self, reference: driving.Reference, given: driving.Given, repeat: int, single: bool) -> driving.Periods | None:
@@ -135,7 +135,7 @@ def lower_drives(owner: Owner, constant: bool) -> Lowered | None:
     for drive in owner.drives.values():
         if drive is None:
             return None
-        if not any(known is DYNAMICS[drive.dynamics] for known in _DYNAMICS.values()):
+        if not any(built_in is DYNAMICS[drive.dynamics] for built_in in _DYNAMICS.values()):
             return None
         if any(FORCES[name] is not _FORCES.get(name) for name in (drive.gain, drive.bias)):
             return None

@@ -74,9 +74,9 @@ class Drive:
     acc0: Any = 0.0
 
     def __post_init__(self) -> None:
-        given = [name for name in ("joint", "tendon", "site") if getattr(self, name) is not None]
-        if len(given) != 1:
-            raise ValueError(f"Drive: got {' and '.join(given) or 'nothing'} to drive; allowed: one of joint=, tendon=, site=")
+        targets = [name for name in ("joint", "tendon", "site") if getattr(self, name) is not None]
+        if len(targets) != 1:
+            raise ValueError(f"Drive: got {' and '.join(targets) or 'nothing'} to drive; allowed: one of joint=, tendon=, site=")
         for label, table, name in (("dynamics", DYNAMICS, self.dynamics), ("gain", FORCES, self.gain), ("bias", FORCES, self.bias)):
             if name not in table:
                 raise ValueError(f"Drive {label}: got {name!r}; allowed: {', '.join(cast(Mapping[str, Any], table))}")
@@ -230,15 +230,15 @@ class Drives:
         if not self.activated:
             return act
         table, good = self._numbers, _finite(ctrl, act)
-        given, now = table.ctrl.clip(torch.where(good, ctrl, 0.0)), torch.where(good, act, 0.0)
+        control, activation = table.ctrl.clip(torch.where(good, ctrl, 0.0)), torch.where(good, act, 0.0)
         columns = [(group, group.places, [self._stateful.index(place) for place in group.places]) for group in table.dynamics]
         for _ in range(check_repeat(repeat)):
             parts = [
-                (own, DYNAMICS[group.law].advance(given[..., places], now[..., own], group.numbers, self.mech.timestep))
-                for group, places, own in columns
+                (indices, DYNAMICS[group.law].advance(control[..., places], activation[..., indices], group.numbers, self.mech.timestep))
+                for group, places, indices in columns
             ]
-            now = table.act.clip(ordered(parts))
-        return torch.where(good, now, act)
+            activation = table.act.clip(ordered(parts))
+        return torch.where(good, activation, act)
 
     def measure(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """Lengths [m, rad] and velocities of the transmissions at z, (..., n). Drives of `mech.actuators` have zeros."""
@@ -247,17 +247,17 @@ class Drives:
         if joints:
             places, (q, qd) = mech.coordinate_places(), mech.to_minimal(z)
             chosen = [places[drive.joint].start + drive.coordinate for drive in joints.values()]
-            own, gear = list(joints), table.gear[..., list(joints)]
-            parts.append((own, (table.length0[..., own] + gear * q[..., chosen], gear * qd[..., chosen])))
+            members, gear = list(joints), table.gear[..., list(joints)]
+            parts.append((members, (table.length0[..., members] + gear * q[..., chosen], gear * qd[..., chosen])))
         if tendons:
             number = {name: i for i, name in enumerate(mech.tendons)}
-            chosen, own = [number[cast(str, drive.tendon)] for drive in tendons.values()], list(tendons)
-            gear = table.gear[..., own]
-            parts.append((own, (gear * mech.tendon_lengths(z)[..., chosen], gear * mech.tendon_velocities(z)[..., chosen])))
+            chosen, members = [number[cast(str, drive.tendon)] for drive in tendons.values()], list(tendons)
+            gear = table.gear[..., members]
+            parts.append((members, (gear * mech.tendon_lengths(z)[..., chosen], gear * mech.tendon_velocities(z)[..., chosen])))
         zero = z.new_zeros(*z.shape[:-1], 1)
         for i, drive in others.items():
             parts.append(([i], (zero, zero if drive is None else self._site_velocity(z, drive)[..., None])))
-        lengths, velocities = (ordered([(own, pair[k]) for own, pair in parts]) for k in (0, 1))
+        lengths, velocities = (ordered([(members, pair[k]) for members, pair in parts]) for k in (0, 1))
         return lengths, velocities
 
     def _site_velocity(self, z: Tensor, drive: Drive) -> Tensor:
@@ -272,19 +272,19 @@ class Drives:
         self._check_size("act", act, self.num_activations)
         table, count = self._numbers, len(self.names)
         lengths, velocities = self.measure(z)
-        given = table.ctrl.clip(ctrl)
+        source = table.ctrl.clip(ctrl)
         if self.activated:
-            now = torch.where(self._early, self.advance(ctrl, act), act) if bool(self._early.any()) else act
-            given = ordered([(range(count), given), (range(count, count + self.num_activations), now)])[..., self._source]
+            activation = torch.where(self._early, self.advance(ctrl, act), act) if bool(self._early.any()) else act
+            source = ordered([(range(count), source), (range(count, count + self.num_activations), activation)])[..., self._source]
         parts: tuple[list[tuple[list[int], Tensor]], ...] = ([], [])
         for part, groups, name in zip(parts, (table.gain, table.bias), ("gain", "bias"), strict=True):
             for group in groups:
-                at = lengths[..., group.places], velocities[..., group.places]
-                part.append((group.places, getattr(FORCES[group.law], name)(*at, group.numbers, group.lengths, group.acc0)))
+                motion = lengths[..., group.places], velocities[..., group.places]
+                part.append((group.places, getattr(FORCES[group.law], name)(*motion, group.numbers, group.lengths, group.acc0)))
             if self._others:
-                part.append((self._others, given.new_zeros(len(self._others))))
+                part.append((self._others, source.new_zeros(len(self._others))))
         gain, bias = (ordered(part) for part in parts)
-        return table.force.clip(gain * given + bias)
+        return table.force.clip(gain * source + bias)
 
     def inputs(self, ctrl: Tensor, act: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """u (..., nu), wrench (..., 6 nb) of drives at sites or None, and the forces (..., n)."""
@@ -295,8 +295,8 @@ class Drives:
         if along := {**joints, **tendons}:
             places = mech.input_layout
             chosen = [places[d.joint].start + d.coordinate if d.joint else places[d.tendon].start for d in along.values()]
-            own = list(along)
-            pull = (self._numbers.gear[..., own] * force[..., own]).expand(*batch, len(own))
+            members = list(along)
+            pull = (self._numbers.gear[..., members] * force[..., members]).expand(*batch, len(members))
             u = u.index_add(-1, torch.tensor(chosen), pull)
         if len(self._shared):
             u = u + mech.actuators(ctrl[..., self._shared], z)
@@ -341,8 +341,8 @@ class Drives:
         self._check_size("act", act, self.num_activations)
         native = self._periods(z, ctrl, act, repeat, warm_start, wrench, single=True)
         if native is not None:
-            after, now, force, impulses, status, iterations, substeps, solution = native
-            return DriveOutput(StepOutput(after, impulses, status, iterations, solution, substeps), now, force)
+            after, activation, force, impulses, status, iterations, substeps, solution = native
+            return DriveOutput(StepOutput(after, impulses, status, iterations, solution, substeps), activation, force)
         return self._step(z, ctrl, act, repeat, warm_start, wrench)
 
     def _step(self, z: Tensor, ctrl: Tensor, act: Tensor, repeat: int, warm_start: Tensor | None, wrench: Tensor | None) -> DriveOutput:
@@ -350,19 +350,20 @@ class Drives:
         total: StepOutput | None = None
         first: Tensor | None = None
         good = _finite(ctrl, act)
-        used, now = torch.where(good, ctrl, 0.0), torch.where(good, act, 0.0)  # a law of NaN would pass NaN to gradients of others
+        # A law of NaN would pass NaN to gradients of other environments.
+        control, activation = torch.where(good, ctrl, 0.0), torch.where(good, act, 0.0)
         for _ in range(check_repeat(repeat)):
-            u, push, force = self.inputs(used, now, z)
+            u, push, force = self.inputs(control, activation, z)
             u = torch.where(good, u, torch.nan)
             if wrench is not None or push is not None:
                 push = wrench if push is None else push if wrench is None else push + wrench
             if not u.shape[-1] and push is not None:
                 push = torch.where(good, push, torch.nan)
             out = self.mech.step(z, u, wrench=push, warm_start=warm_start)
-            now, z, warm_start = self.advance(used, now), out.z, out.solution.detach()
+            activation, z, warm_start = self.advance(control, activation), out.z, out.solution.detach()
             total = out if total is None else added(total, out)
             first = torch.where(good, force, torch.nan) if first is None else first
-        act = torch.where(good, now, act)
+        act = torch.where(good, activation, act)
         return DriveOutput(cast(StepOutput, total), act.expand(*z.shape[:-1], self.num_activations), cast(Tensor, first))
 
     def _periods(
@@ -374,8 +375,8 @@ class Drives:
 
         def reference(z: Tensor, ctrl: Tensor, act: Tensor, wrench: Tensor | None) -> tuple[Tensor, ...]:
             warm, outs = warm_start, []
-            for now in [ctrl] if single else ctrl.unbind(-2):
-                outs.append(self._step(z, now, act, repeat, warm, wrench))
+            for control in [ctrl] if single else ctrl.unbind(-2):
+                outs.append(self._step(z, control, act, repeat, warm, wrench))
                 z, act, warm = outs[-1].out.z, outs[-1].act, outs[-1].out.solution.detach()
             columns = [
                 torch.broadcast_tensors(*values) for values in zip(*((o.out.z, o.act, o.force, o.out.impulses) for o in outs), strict=True)
@@ -420,14 +421,14 @@ class Drives:
             native = self._periods(z, ctrl, act, repeat, warm_start, wrench)
             if native is not None:
                 return _trajectory(native, z, ctrl, act)
-        states, acts, given, outs, forces = [z], [act], [], [], []
+        states, acts, controls, outs, forces = [z], [act], [], [], []
         for t in range(steps):
-            now = policy(z, act) if callable(ctrl) else ctrl[..., t, :]
-            out, act, force = self.step(z, now, act, repeat=repeat, warm_start=warm_start, wrench=wrench)
+            control = policy(z, act) if callable(ctrl) else ctrl[..., t, :]
+            out, act, force = self.step(z, control, act, repeat=repeat, warm_start=warm_start, wrench=wrench)
             z, warm_start = out.z, out.solution.detach()
             states.append(z)
             acts.append(act)
-            given.append(now)
+            controls.append(control)
             outs.append(out)
             forces.append(force)
 
@@ -439,7 +440,7 @@ class Drives:
         )
         path = Trajectory(
             stack(states),
-            stack(given),
+            stack(controls),
             stack([out.impulses for out in outs]),
             status,
             iterations,
@@ -462,8 +463,8 @@ def _trajectory(native: Periods, z: Tensor, ctrl: Tensor, act: Tensor) -> DriveT
         torch.cat((start.expand(*batch, start.shape[-1]).unsqueeze(-2), after), dim=-2)
         for start, after in ((z, native.z), (act, native.act))
     )
-    given, solution = ctrl.expand(*batch, *ctrl.shape[-2:]), native.solution.unsqueeze(-2)
-    path = Trajectory(states, given, native.impulses, native.status, native.iterations, native.substeps, solution)
+    controls, solution = ctrl.expand(*batch, *ctrl.shape[-2:]), native.solution.unsqueeze(-2)
+    path = Trajectory(states, controls, native.impulses, native.status, native.iterations, native.substeps, solution)
     return DriveTrajectory(path, acts, native.force)
 
 

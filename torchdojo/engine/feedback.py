@@ -106,8 +106,8 @@ def law_of_feedback(structure: Structure, inputs: Tensor, given: Given, coordina
             if x is None:
                 raise ValueError("gain: got one without a nominal trajectory to compare the state with; give nominal=")
             if gain.ndim < 3 or gain.shape[-3:] != (steps, size, columns):
-                what = "minimal coordinates" if pair else "states"
-                raise ValueError(f"gain: got shape {tuple(gain.shape)}; allowed for nominal {what}: (..., {steps}, {size}, {columns})")
+                space = "minimal coordinates" if pair else "states"
+                raise ValueError(f"gain: got shape {tuple(gain.shape)}; allowed for nominal {space}: (..., {steps}, {size}, {columns})")
         if feedforward is not None:
             feedforward = _double(feedforward)
             if feedforward.ndim < 2 or feedforward.shape[-2:] != (steps, size):

@@ -169,19 +169,19 @@ def period(backend: Backend, law: Actuators | None, repeat: int, given: StepInpu
         return backend.linearize(given, out)
     total: StepOutput | None = None
     whole: Tensor | None = None
-    now = given
+    current = given
     for _ in range(repeat):
-        solved, jacobian = backend.linearize(now if law is None else now._replace(u=law(given.u, now.z)))
+        solved, jacobian = backend.linearize(current if law is None else current._replace(u=law(given.u, current.z)))
         size = jacobian.shape[-2]
         if law is not None:
-            jacobian = _driven(backend.structure, law, given.u, now.z, jacobian)
+            jacobian = _driven(backend.structure, law, given.u, current.z, jacobian)
         if whole is None or total is None:
             whole, total = jacobian, solved
         else:
             chained = jacobian[..., :size] @ whole
             chained[..., size:] += jacobian[..., size:]
             whole, total = chained, added(total, solved)
-        now = now._replace(z=solved.z, warm=solved.solution)
+        current = current._replace(z=solved.z, warm=solved.solution)
     assert whole is not None and total is not None
     return total, whole if out is None else result_tensor(out, whole.shape, whole).copy_(whole)
 

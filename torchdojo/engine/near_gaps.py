@@ -50,13 +50,13 @@ class Cores:
         chosen = torch.arange(len(self.bodies)) if pairs is None else pairs
         world = torch.tensor([[0.0] * 6 + [1.0] + [0.0] * 6], dtype=torch.float64).expand(len(z), 1, STATE_SIZE)
         states = torch.cat((z.detach().double().unflatten(-1, (-1, STATE_SIZE)), world), 1)  # the world has the number −1
-        own = [states[:, self.bodies[chosen, side]] for side in (0, 1)]
-        middle = [state[..., :3] + rotate(state[..., 6:10], self.centers[side][chosen]) for side, state in enumerate(own)]
+        body_states = [states[:, self.bodies[chosen, side]] for side in (0, 1)]
+        middle = [state[..., :3] + rotate(state[..., 6:10], self.centers[side][chosen]) for side, state in enumerate(body_states)]
         result = torch.linalg.vector_norm(middle[0] - middle[1], dim=-1) - self.extents[0][chosen] - self.extents[1][chosen]
         rows, columns = (result <= most).nonzero(as_tuple=True)
         if len(rows):
             shapes = [Convex(self.vertices[side][chosen[columns]], None, self.radii[side][chosen[columns]]) for side in (0, 1)]
-            poses = [(state[rows, columns, :3], state[rows, columns, 6:10]) for state in own]
+            poses = [(state[rows, columns, :3], state[rows, columns, 6:10]) for state in body_states]
             result[rows, columns] = distance(shapes[0], poses[0], shapes[1], poses[1]).distance
         return result
 
@@ -86,9 +86,9 @@ def terms_at(backends: Backends, options: SolverOptions, z: Tensor, *, always: b
         yield
         return
     pairs, kept = near_pairs(backends.structure), [(slot, slot.term, slot.fading) for slot in slots]
-    found = _found(backends, options, pairs, z.detach().cpu().double().reshape(-1, z.shape[-1]))
+    nearest = _found(backends, options, pairs, z.detach().cpu().double().reshape(-1, z.shape[-1]))
     try:
-        for pair, terms in zip(pairs, found, strict=True):
+        for pair, terms in zip(pairs, nearest, strict=True):
             for slot, term in zip(pair.slots, terms.reshape(*lead, len(pair.slots), 3).unbind(-2), strict=True):
                 slot.term = term.contiguous() if bool((term[..., 0] != NOTHING).any()) else _NOTHING
         yield

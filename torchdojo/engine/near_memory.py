@@ -38,9 +38,9 @@ class NearMemory:
         """The terms (*batch, K, 3); None where slots have none, or those of another batch. Slots are empty from now on."""
         if not self._here:
             terms = [slot.term.detach() for slot in self.slots]
-            known = all([term.shape[:-1] == batch for term in terms])
+            same_batch = all([term.shape[:-1] == batch for term in terms])
             self._empty = self._empty or [nn.Parameter(NONE.clone(), requires_grad=False) for _ in terms]
-            self._terms, self._batch = (torch.stack(terms, -2) if known else None), batch
+            self._terms, self._batch = (torch.stack(terms, -2) if same_batch else None), batch
             for slot, empty in zip(self.slots, self._empty, strict=True):
                 slot.lend(empty, self.give_back)
             self._here = True

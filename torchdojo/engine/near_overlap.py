@@ -65,9 +65,9 @@ def pierced(cores: tuple[Polytope, Polytope], bodies: tuple[int, int], start: Te
             pose = x[rows] + part[:, None] * by[rows], quat.multiply(q[rows], increment)
             sides.append(Placed.of(convex_of(core), *pose, torch.Size((len(rows),))))
         shift = sides[1].x
-        found = nearest_simplex(*(side._replace(x=side.x - shift) for side in sides))
-        apart = (found.weights[..., None] * (found.p - found.q)).sum(1)
-        return found.inside | (torch.linalg.vector_norm(apart, dim=-1) <= margin)
+        nearest = nearest_simplex(*(side._replace(x=side.x - shift) for side in sides))
+        apart = (nearest.weights[..., None] * (nearest.p - nearest.q)).sum(1)
+        return nearest.inside | (torch.linalg.vector_norm(apart, dim=-1) <= margin)
 
     hit = torch.zeros(count, dtype=torch.bool)
     for k in range(LOOKS):

@@ -223,8 +223,8 @@ class NearSteps(Backend):
             failed &= out.iterations.reshape(-1) < part.most
         if self._taken is not None:
             good = (out.status == int(Status.SUCCESS)).nonzero().squeeze(-1)
-            taken = part.at(good), _rows(given, good), out.solution[good].detach(), [terms.clone() for terms in self._chosen]
-            self._taken.append(_Taken(*taken))
+            record = part.at(good), _rows(given, good), out.solution[good].detach(), [terms.clone() for terms in self._chosen]
+            self._taken.append(_Taken(*record))
         if not halvings or not bool(failed.any()) or not self._has_parts():
             return out
         index, lead, n = failed.nonzero().squeeze(-1), given.z.shape[:-1], len(part.rows)
@@ -264,8 +264,8 @@ class NearSteps(Backend):
         z = given.z
         lead, flat = z.shape[:-1], z.detach().reshape(-1, z.shape[-1])
         timestep = part.share * part.of(self.structure.timestep.detach(), 0).expand(len(flat))
-        found = [self._search(pair, flat, REACH + travel(pair, flat, timestep))[0] for pair in self.pairs]
-        chosen = [begin(known[part.rows], new, given.warm is None) for known, new in zip(self._chosen, found, strict=True)]
+        nearest = [self._search(pair, flat, REACH + travel(pair, flat, timestep))[0] for pair in self.pairs]
+        chosen = [begin(previous[part.rows], new, given.warm is None) for previous, new in zip(self._chosen, nearest, strict=True)]
         fresh, cold, bad = given.warm is None, given.warm is None, torch.ones(len(flat), dtype=torch.bool)
         restarted, overflow, made = False, torch.zeros_like(bad), torch.zeros(len(flat), dtype=torch.int64)
         for _ in range(PASSES):
@@ -283,7 +283,7 @@ class NearSteps(Backend):
                 # The start led astray: once more without it, and without the terms that were near before. Terms that a pass has added
                 # since such a restart stay, lest they be found and dropped again and again.
                 if not restarted:
-                    chosen = [merge(old, new) for old, new in zip(chosen, found, strict=True)]
+                    chosen = [merge(old, new) for old, new in zip(chosen, nearest, strict=True)]
                 cold = fresh = restarted = True
                 given = given._replace(warm=None)
                 continue
@@ -355,7 +355,7 @@ class NearSteps(Backend):
     def _solve(self, given: StepInputs, chosen: list[Tensor], fading: float, part: _Part | None = None) -> StepOutput:
         """A solve with these terms (n, K, 3) of each pair, where impulses fade with the gap (1) or do not (0)."""
         if part is not None and part.share < 1:
-            terms = [known.index_copy(0, part.rows, new) for known, new in zip(self._chosen, chosen, strict=True)]
+            terms = [previous.index_copy(0, part.rows, new) for previous, new in zip(self._chosen, chosen, strict=True)]
             with torch.set_grad_enabled(torch.is_grad_enabled() and fading > 0):
                 return self._of_part(part, terms, fading).step(given)
         lead = given.z.shape[:-1]
@@ -372,8 +372,8 @@ class NearSteps(Backend):
 
     def _of_part(self, part: _Part, terms: list[Tensor], fading: float) -> Backend:
         """The backend that takes steps of a part, where the slots of the batch have these terms (N, K, 3)."""
-        for pair, own in zip(self.pairs, terms, strict=True):
-            put(pair, own.reshape(*part.lead, *own.shape[1:]), fading)
+        for pair, pair_terms in zip(self.pairs, terms, strict=True):
+            put(pair, pair_terms.reshape(*part.lead, *pair_terms.shape[1:]), fading)
         request = self._whole if fading else self._start
         backend = self._select(request)
         system = backend.system if isinstance(backend, Reference) else backend.program.system  # type: ignore[union-attr]
@@ -421,14 +421,14 @@ class NearSteps(Backend):
         kept = [slot.term for slot in slots]
         part = _Part(lead, split, 1.0, torch.full((len(split),), self._budget_of_halves))
         self._chosen, self._taken = [NONE.expand(n, len(pair.slots), 3).clone() for pair in self.pairs], []
-        own = _rows(given, split)
-        self._halves(part, own, self.request.options.max_halvings - 1)
-        taken, self._taken = self._taken, None
+        inputs = _rows(given, split)
+        self._halves(part, inputs, self.request.options.max_halvings - 1)
+        records, self._taken = self._taken, None
         size, place = TANGENT_SIZE * len(self.structure.named_bodies()), torch.zeros(n, dtype=torch.int64)
         place[split] = torch.arange(len(split))
-        chained = own.z.new_zeros(len(split), size, size + own.u.shape[-1])
-        chained[:, :, :size] = torch.eye(size, dtype=own.z.dtype)
-        for each in taken:
+        chained = inputs.z.new_zeros(len(split), size, size + inputs.u.shape[-1])
+        chained[:, :, :size] = torch.eye(size, dtype=inputs.z.dtype)
+        for each in records:
             if not len(each.part.rows):
                 continue
             after = self._of_part(each.part, each.terms, 1.0).jacobian(each.given._replace(warm=each.solution))

@@ -89,9 +89,9 @@ def search_in_torch(pair: NearPair, z: Tensor, reach: Tensor) -> tuple[Tensor, T
         state = z[:, STATE_SIZE * body : STATE_SIZE * (body + 1)] if body >= 0 else None
         x, q = (z.new_zeros(len(z), 3), one.expand(len(z), 4)) if state is None else (state[:, :3], state[:, 6:10])
         poses.append((x[:, None].expand(-1, len(terms), 3), q[:, None].expand(-1, len(terms), 4)))
-    found = near_term(a, b, poses[0], poses[1], terms.expand(len(z), -1, 3), False)
-    gap = torch.where(found.possible, found.gap, torch.inf)
-    near = torch.maximum(gap, found.line) < reach[:, None]  # a blended gap of lines that are far apart is no sign that they come near
+    candidates = near_term(a, b, poses[0], poses[1], terms.expand(len(z), -1, 3), False)
+    gap = torch.where(candidates.possible, candidates.gap, torch.inf)
+    near = torch.maximum(gap, candidates.line) < reach[:, None]  # a blended gap of lines that are far apart is no sign that they come near
     least, order = torch.where(near, gap, torch.inf).sort(dim=-1, stable=True)
     slots = len(pair.slots)
     order, least = order[:, :slots], least[:, :slots]
@@ -132,8 +132,8 @@ def merge(old: Tensor, found: Tensor, keep_others: bool = False) -> Tensor:
     order = (~fresh).to(torch.int8).argsort(dim=-1, stable=True)  # fresh ones first, the nearest before the others
     choice = (stays.long() * 2 + (before >= 0).long()).argsort(dim=-1, stable=True)  # slots: empty ones first, then those of other terms
     rank = torch.empty_like(choice).scatter_(-1, choice, torch.arange(choice.shape[-1]).expand_as(choice))
-    taken = torch.gather(order, 1, rank.clamp_max(order.shape[-1] - 1))
-    enters = torch.gather(found, 1, taken[..., None].expand_as(found))
+    entering = torch.gather(order, 1, rank.clamp_max(order.shape[-1] - 1))
+    enters = torch.gather(found, 1, entering[..., None].expand_as(found))
     free = ~stays & (rank < fresh.sum(-1, keepdim=True))
     rest = old if keep_others else torch.where(stays[..., None], old, NONE)
     return torch.where(free[..., None], enters, rest)

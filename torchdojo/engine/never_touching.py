@@ -104,9 +104,9 @@ def configurations(structure: Structure, count: int, generator: torch.Generator)
         lower, upper = torch.full((size,), -math.pi, dtype=torch.float64), torch.full((size,), math.pi, dtype=torch.float64)
         if joint.limits is not None:
             # Batched limits: the widest.
-            own = [bound.detach().cpu().double().reshape(-1, size) for bound in joint.limits]
-            lower = torch.where(torch.isfinite(own[0].amin(0)), own[0].amin(0), lower)
-            upper = torch.where(torch.isfinite(own[1].amax(0)), own[1].amax(0), upper)
+            bounds = [bound.detach().cpu().double().reshape(-1, size) for bound in joint.limits]
+            lower = torch.where(torch.isfinite(bounds[0].amin(0)), bounds[0].amin(0), lower)
+            upper = torch.where(torch.isfinite(bounds[1].amax(0)), bounds[1].amax(0), upper)
         drawn = lower + (upper - lower) * torch.rand(count, size, generator=generator, dtype=torch.float64)
         q[:, entry.coordinates] = drawn
     return q.to(structure.gravity.device)

@@ -101,8 +101,8 @@ def _in_kernel(backends: Backends, parameters: Parameters | None, which: StateMa
     # Tracing the reference's loops over joints would take minutes, so the operator has the reference, too.
     tensors = backends.stacked() if parameters is None else parameters.tensors
     if not tensors:  # the operator looks them up when it runs
-        own = live.own_batch(program.number, False)
-        if own is not None and has_dimensions(state.shape[:-1], torch.Size(own)):
+        own_batch = live.own_batch(program.number, False)
+        if own_batch is not None and has_dimensions(state.shape[:-1], torch.Size(own_batch)):
             return compiled_map(program, (), which, state, native=True)
         tensors = backends.stacked()
     shared = all(t.ndim == spec.ndim and not t.requires_grad for t, spec in zip(tensors, program.parameter_specs, strict=True))

@@ -127,8 +127,8 @@ class PassiveForces:
         parts: Sequence[PassivePart] | None = None,
     ) -> None:
         self.mech, self.parts = mech, None if parts is None else tuple(parts)
-        given = {"density": density, "viscosity": viscosity, "wind": wind}
-        self.density, self.viscosity, self.wind = (as_tensor(value, f"PassiveForces {name}") for name, value in given.items())
+        medium = {"density": density, "viscosity": viscosity, "wind": wind}
+        self.density, self.viscosity, self.wind = (as_tensor(value, f"PassiveForces {name}") for name, value in medium.items())
         for name, value in (("density", self.density), ("viscosity", self.viscosity)):
             require(value >= 0, f"PassiveForces {name}", value, "numbers of zero or more")
         if self.wind.shape[-1:] != (3,):

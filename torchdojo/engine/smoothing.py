@@ -64,8 +64,8 @@ def random_inputs(smoothing: RandomizedSmoothing, generator: torch.Generator, *i
     batch = broadcast_shapes(*(t.shape[:-1] for t in inputs))
     deviations = {"z": 0.0, "u": smoothing.input_deviation, "wrench": smoothing.wrench_deviation}
     result = []
-    for tensor, (name, given) in zip(inputs, deviations.items(), strict=True):
-        deviation, size = tensor.new_tensor(given), tensor.shape[-1]
+    for tensor, (name, number) in zip(inputs, deviations.items(), strict=True):
+        deviation, size = tensor.new_tensor(number), tensor.shape[-1]
         if deviation.ndim and len(deviation) != size:
             raise ValueError(
                 f"RandomizedSmoothing: got {len(deviation)} deviations; allowed: one, or one for each of the {size} entries of {name}"
@@ -102,8 +102,8 @@ def _mean_change(value: Tensor, samples: Tensor, weight: Tensor) -> Tensor:
 
 def _mean_state(z: Tensor, samples: Tensor, weight: Tensor) -> Tensor:
     """`_mean_change` for states: a rotation of a body away from its sample becomes the same rotation away from z."""
-    here, there = z.unflatten(-1, (-1, STATE_SIZE)), samples.unflatten(-1, (-1, STATE_SIZE))
-    turn = quat.multiply(quat.conjugate(there[..., ORIENTATION].detach()), there[..., ORIENTATION])
-    moved = quat.multiply(here[..., ORIENTATION].expand(turn.shape), turn)
-    there = torch.cat((there[..., : ORIENTATION.start], moved, there[..., ORIENTATION.stop :]), dim=-1)
-    return _mean_change(here, there, weight[..., None]).flatten(-2)
+    body_states, sampled_states = z.unflatten(-1, (-1, STATE_SIZE)), samples.unflatten(-1, (-1, STATE_SIZE))
+    turn = quat.multiply(quat.conjugate(sampled_states[..., ORIENTATION].detach()), sampled_states[..., ORIENTATION])
+    moved = quat.multiply(body_states[..., ORIENTATION].expand(turn.shape), turn)
+    sampled_states = torch.cat((sampled_states[..., : ORIENTATION.start], moved, sampled_states[..., ORIENTATION.stop :]), dim=-1)
+    return _mean_change(body_states, sampled_states, weight[..., None]).flatten(-2)

@@ -109,13 +109,13 @@ class Call(NamedTuple):
         shared: dict[int, Tensor] = {}
         for rows in self.rows:
             values: list[Tensor | None] = []
-            for place, (tensor, own) in enumerate(zip(tensors, split, strict=True)):
+            for place, (tensor, apart) in enumerate(zip(tensors, split, strict=True)):
                 value = shared.get(place)
                 if tensor is not None and value is None:
-                    source = tensor.detach()[rows] if own and rows is not None else tensor.detach()
+                    source = tensor.detach()[rows] if apart and rows is not None else tensor.detach()
                     value = self.copies.host(source.shape, dtype=source.dtype)
                     self.copies.to_host(source, value)
-                    if not own:
+                    if not apart:
                         shared[place] = value
                 values.append(value)
             chunks.append(Chunk(rows, values, self.copies.event()))
@@ -131,9 +131,9 @@ class StagedCall(torch.autograd.Function):
         z, u, wrench, *numbers = tensors
         host: Any = call.host
         chunks = call.send((z, u, wrench, warm), call.split)
-        own = [cast(Tensor, t).detach().to(HOST).requires_grad_(need) for t, need in zip(numbers, needs[3:], strict=True)]
-        if own:
-            host = host.having(own, host.request)
+        host_numbers = [cast(Tensor, t).detach().to(HOST).requires_grad_(need) for t, need in zip(numbers, needs[3:], strict=True)]
+        if host_numbers:
+            host = host.having(host_numbers, host.request)
         results, ctx.parts = Results(call.copies, call.total), []
         for rows, values, ready in chunks:
             ready.synchronize()
@@ -144,7 +144,7 @@ class StagedCall(torch.autograd.Function):
                 out = call.take(host, given)
             results.put_all(out, rows)
             ctx.parts.append((leaves, out[:2]))
-        ctx.call, ctx.own = call, own
+        ctx.call, ctx.own = call, host_numbers
         ctx.places = [None if t is None else t.device for t in tensors]
         ctx.save_for_backward(*tensors)
         ctx.set_materialize_grads(False)
@@ -155,32 +155,32 @@ class StagedCall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         with torch.no_grad():
-            found = StagedCall.gradients(ctx, *grads)
+            by_tensors = StagedCall.gradients(ctx, *grads)
         if not torch.is_grad_enabled():
-            return found
+            return by_tensors
         # With `create_graph=True`, a second derivative has to raise. Without this node, it would miss terms.
-        wanted = [place for place, grad in enumerate(found) if grad is not None]
+        wanted = [place for place, grad in enumerate(by_tensors) if grad is not None]
         rest = [t for t in (*grads, *ctx.saved_tensors) if t is not None]
-        nodes = iter(LastGradients.apply(len(wanted), *(found[place] for place in wanted), *rest))
-        return tuple(None if grad is None else next(nodes) for grad in found)
+        nodes = iter(LastGradients.apply(len(wanted), *(by_tensors[place] for place in wanted), *rest))
+        return tuple(None if grad is None else next(nodes) for grad in by_tensors)
 
     @staticmethod
     def gradients(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         """Gradients of all tensors. The host sums gradients of tensors that all chunks share."""
-        call, needs, given = ctx.call, ctx.needs_input_grad[2:], grads[:2]
-        if all(grad is None for grad in given) or not any(needs):
+        call, needs, upstream_grads = ctx.call, ctx.needs_input_grad[2:], grads[:2]
+        if all(grad is None for grad in upstream_grads) or not any(needs):
             return (None,) * (2 + len(needs))
         results = Results(call.copies, call.total)
         sums: dict[int, Tensor] = {}
-        for (leaves, out), chunk in zip(ctx.parts, call.send(given, [True, True]), strict=True):
+        for (leaves, out), chunk in zip(ctx.parts, call.send(upstream_grads, [True, True]), strict=True):
             sources = [*leaves, *ctx.own]
             wanted = [place for place, need in enumerate(needs) if need]
             pairs = [(value, grad) for value, grad in zip(out, chunk.values, strict=True) if grad is not None and value.requires_grad]
             outputs, upstream = [value for value, _ in pairs], [grad for _, grad in pairs]
             chunk.ready.synchronize()
             with memory.results_in(call.copies.host):
-                found = torch.autograd.grad(outputs, [sources[i] for i in wanted], upstream, retain_graph=True, allow_unused=True)
-            for place, grad in zip(wanted, found, strict=True):
+                by_sources = torch.autograd.grad(outputs, [sources[i] for i in wanted], upstream, retain_graph=True, allow_unused=True)
+            for place, grad in zip(wanted, by_sources, strict=True):
                 grad = torch.zeros_like(sources[place]) if grad is None else grad
                 if place < 3 and call.split[place]:
                     results.put(place, grad, chunk.rows)

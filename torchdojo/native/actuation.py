@@ -76,10 +76,13 @@ def lower_law(program: Program, joints: Mapping[str, Joint], actuators: Actuator
     table = torch.from_numpy(np.array(sorted(rows), dtype=ACTUATOR).view(np.int32).reshape(len(rows), -1))
     with torch.no_grad():
         names = ACTUATOR_PARAMETERS.names or ()
-        own = [getattr(actuators, name) if actuators.fields[name] == 2 else getattr(actuators, name)[..., None] for name in names]
+        columns = [getattr(actuators, name) if actuators.fields[name] == 2 else getattr(actuators, name)[..., None] for name in names]
         ranges = actuators.inputrange
-        batch = broadcast_shapes(ranges.shape[:-2], *(value.shape[:-2] for value in own))
-        pieces = [torch.cat([value.expand(*batch, *value.shape[-2:]) for value in own], dim=-1), ranges.expand(*batch, *ranges.shape[-2:])]
+        batch = broadcast_shapes(ranges.shape[:-2], *(value.shape[:-2] for value in columns))
+        pieces = [
+            torch.cat([value.expand(*batch, *value.shape[-2:]) for value in columns], dim=-1),
+            ranges.expand(*batch, *ranges.shape[-2:]),
+        ]
         values = torch.cat([piece.flatten(-2) for piece in pieces], dim=-1).reshape(batch.numel(), -1).contiguous()
     turning = None
     if isinstance(actuators, Rotors):

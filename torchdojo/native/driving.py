@@ -105,15 +105,15 @@ def drive_table(rows: Sequence[dict[str, int]], numbers: Sequence[dict[str, Tens
     entries = sorted(row(DRIVE, number=i, **values) for i, values in enumerate(rows))
     table = torch.from_numpy(np.array(entries, dtype=DRIVE).view(np.int32).reshape(len(entries), -1))
     with torch.no_grad():
-        batch = broadcast_shapes(*(value.shape[:-1] for own in numbers for value in own.values()))
+        batch = broadcast_shapes(*(value.shape[:-1] for drive in numbers for value in drive.values()))
         pieces = []
-        for own in numbers:
+        for drive in numbers:
             for name in DRIVE_NUMBERS.names or ():
-                count, given = size(DRIVE_NUMBERS[name]), own.get(name)
-                given = torch.zeros(count, dtype=torch.float64) if given is None else given[..., :count]
-                pieces.append(torch.nn.functional.pad(given, (0, count - given.shape[-1])).expand(*batch, count))
+                count, entry = size(DRIVE_NUMBERS[name]), drive.get(name)
+                entry = torch.zeros(count, dtype=torch.float64) if entry is None else entry[..., :count]
+                pieces.append(torch.nn.functional.pad(entry, (0, count - entry.shape[-1])).expand(*batch, count))
         values = torch.cat(pieces, dim=-1).reshape(batch.numel(), -1).contiguous()
-    pushes = any(bool(own["push"].any() or own["turn"].any()) for own in numbers if "push" in own)
+    pushes = any(bool(drive["push"].any() or drive["turn"].any()) for drive in numbers if "push" in drive)
     return DriveTable(table, values, batch, len(entries), activations, pushes)
 
 
@@ -258,14 +258,14 @@ class Driven(torch.autograd.Function):
         ctx.save_for_backward(z, ctrl, act, wrench, states, acts, inputs, wrenches, w, counts[0], counts[2])
         ctx.set_materialize_grads(False)
         # Backward keeps the states of all steps, and callers may write to theirs.
-        after, now = (value[..., repeat - 1 :: repeat, :].clone() for value in (states, acts))
+        z_after, act_after = (value[..., repeat - 1 :: repeat, :].clone() for value in (states, acts))
         totaled = counts if repeat == 1 else list(totals(*(count.unflatten(-1, (-1, repeat)) for count in counts)))
         if single:
-            after, now, force, impulses = (value.squeeze(-2) for value in (after, now, force, impulses))
+            z_after, act_after, force, impulses = (value.squeeze(-2) for value in (z_after, act_after, force, impulses))
             totaled = [count.squeeze(-1) for count in totaled]
         solution = w[..., -1, :].clone()
         ctx.mark_non_differentiable(*totaled, solution)
-        return after, now, force, impulses, *totaled, solution
+        return z_after, act_after, force, impulses, *totaled, solution
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -282,7 +282,7 @@ class Driven(torch.autograd.Function):
         batch = call.batch
         if single:
             grads = tuple(None if grad is None else grad.unsqueeze(-2) for grad in grads)
-        grad_z, grad_act = (_of_steps(grad, of, request.repeat) for grad, of in ((grads[0], states), (grads[1], acts)))
+        grad_z, grad_act = (_of_steps(grad, steps, request.repeat) for grad, steps in ((grads[0], states), (grads[1], acts)))
         grad_z = torch.zeros_like(states) if grad_z is None else grad_z
         grad_force, grad_impulses = (None if grad is None else grad.contiguous() for grad in grads[2:])
         by_z, by_act, by_ctrl = z.new_empty(*batch, z.shape[-1]), act.new_empty(*batch, act.shape[-1]), torch.zeros_like(call.given[1])

@@ -200,17 +200,17 @@ def backward(
 
 def _warn_of_lost_digits(problem: kernel.Problem, out: kernel.Outputs) -> None:
     """Apply `warn_of_lost_digits` to the solutions of all steps."""
-    options, given = problem.request.options, problem.grad_kappa
+    options, grad_kappa = problem.request.options, problem.grad_kappa
     if (options.grad_kappa or options.kappa) > SMALL_KAPPA:
         return
     steps = out.status.shape[1]
     rows = (out.status == int(Status.SUCCESS)).flatten().nonzero().squeeze(-1)
     environments = rows // steps
-    here = select_rows(problem.parameters, environments)
+    parameters = select_rows(problem.parameters, environments)
     before, u = out.z[:, :-1].flatten(0, 1)[rows], problem.input_of(rows)
     wrench = problem.wrench[environments]
-    equations = StepProblem(problem.program.system, here, before, u, wrench, depenetration_speed=options.depenetration_speed)
-    kappas = None if given is None else given[environments]
+    equations = StepProblem(problem.program.system, parameters, before, u, wrench, depenetration_speed=options.depenetration_speed)
+    kappas = None if grad_kappa is None else grad_kappa[environments]
     warn_of_lost_digits(equations, out.w.flatten(0, 1)[rows], options, kappas, native=True)
 
 
@@ -224,10 +224,10 @@ def _impacts(problem: kernel.Problem, out: kernel.Outputs) -> tuple[kernel.StepI
 
     def equations(rows: Tensor) -> StepProblem:
         environments = rows // steps
-        here = select_rows(leaves, environments)
+        parameters = select_rows(leaves, environments)
         before = out.z[:, :-1].flatten(0, 1)[rows].requires_grad_()
         u, wrench = problem.input_of(rows), problem.wrench[environments]
-        return StepProblem(program.system, here, before, u, wrench, depenetration_speed=request.options.depenetration_speed)
+        return StepProblem(program.system, parameters, before, u, wrench, depenetration_speed=request.options.depenetration_speed)
 
     w = out.w.flatten(0, 1)
     whole = ((out.status == int(Status.SUCCESS)) & (out.substeps == 1)).flatten().nonzero().squeeze(-1)
@@ -235,11 +235,11 @@ def _impacts(problem: kernel.Problem, out: kernel.Outputs) -> tuple[kernel.StepI
     if not len(rows):
         return None, None, []
     with differentiable():
-        here = equations(rows)
-        impacts = find_impacts(here, w[rows], *_hard_arguments(program, request, here, w[rows]))
-        slope = impacts.slope(here.z).contiguous()
+        impact_steps = equations(rows)
+        impacts = find_impacts(impact_steps, w[rows], *_hard_arguments(program, request, impact_steps, w[rows]))
+        slope = impacts.slope(impact_steps.z).contiguous()
     after = out.z[:, 1:].flatten(0, 1)[rows].unflatten(-1, (-1, STATE_SIZE))[..., ORIENTATION]
-    before_z, after_z = ambient(here.state.pose.q.detach(), impacts.before), ambient(after, impacts.after)
+    before_z, after_z = ambient(impact_steps.state.pose.q.detach(), impacts.before), ambient(after, impacts.after)
     step = torch.full_like(out.status, -1).flatten()
     step[rows] = torch.arange(len(rows))
     return kernel.StepImpacts(step, before_z, after_z, slope, impacts.component), impacts.instant, leaves
@@ -249,10 +249,10 @@ def _hard_arguments(program: Program, request: Request, problem: StepProblem, w:
     """The last arguments of `find_impacts`: points near the hard limit, options, and `solve_step` by the kernel."""
 
     def solve(problem: StepProblem, warm: Tensor | None, options: SolverOptions) -> Solution:
-        given = _given(program, Request(options), problem, warm)
+        step = _given(program, Request(options), problem, warm)
         # A negative radius takes a contact out of the step. A check would refuse it, and these numbers have passed theirs.
-        unchecked = Packed(program.pack(given.parameters), program.handle(given.parameters))
-        out = kernel.rollout(given._replace(packed=unchecked))
+        unchecked = Packed(program.pack(step.parameters), program.handle(step.parameters))
+        out = kernel.rollout(step._replace(packed=unchecked))
         return Solution(out.w[:, 0], out.status[:, 0], out.iterations[:, 0])
 
     return kernel.near_limit(*_taken(program, request, problem, w))[:, 0], request.options, solve

@@ -47,8 +47,8 @@ class RolloutTangent(LastDerivative):
     def forward(
         program: Program, request: Request, trajectory: Tensor, w: Tensor, status: Tensor, substeps: Tensor, *values: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        tensors, given = halves([None if value is None else value.detach() for value in values])
-        directions = [torch.zeros_like(t) if d is None else d for t, d in zip(tensors, given, strict=True)]
+        tensors, tangents = halves([None if value is None else value.detach() for value in values])
+        directions = [torch.zeros_like(t) if d is None else d for t, d in zip(tensors, tangents, strict=True)]
         batch, steps = trajectory.shape[:-2], status.shape[-1]
         (_, u, wrench, *parameters), _ = flatten_batch(rollout_specs(program), [tensors[0].expand(*batch, -1), *tensors[1:]])
         (moving, du, dwrench, *dparameters), _ = flatten_batch(rollout_specs(program), [directions[0].expand(*batch, -1), *directions[1:]])

@@ -181,7 +181,7 @@ class _Constraints:
         visited.add(start)
         came_from: dict[int, int] = {}  # partner: the constraint that asks for it
         asks = [start]
-        wanted: dict[int, int] = {}  # constraint: its present partner
+        partner_of: dict[int, int] = {}  # constraint: its present partner
         for constraint in asks:  # the list grows during the loop: breadth first
             for partner in self.partners[constraint]:
                 if not self.gone >> partner & 1 or partner in came_from:
@@ -191,11 +191,11 @@ class _Constraints:
                 if owner is None:
                     pairs = [(constraint, partner)]
                     while constraint != start:
-                        partner = wanted[constraint]
+                        partner = partner_of[constraint]
                         constraint = came_from[partner]
                         pairs.append((constraint, partner))
                     return pairs
-                wanted[owner] = partner
+                partner_of[owner] = partner
                 visited.add(owner)
                 asks.append(owner)
         return None

@@ -52,8 +52,8 @@ def _body() -> list[str]:
         lines += _within(place_, [line for end, dtype in layouts.items() for line in _places(end, dtype)])
     nested: dict[str, list[str]] = {}
     for name, (kind, members) in ENUMS.items():
-        scope, _, own = name.rpartition("::")
-        line = f"enum {own} : {kind} {{ {', '.join(f'{member} = {value}' for member, value in members.items())} }};"
+        scope, _, unscoped = name.rpartition("::")
+        line = f"enum {unscoped} : {kind} {{ {', '.join(f'{member} = {value}' for member, value in members.items())} }};"
         if scope.startswith("rows::"):
             nested.setdefault(scope.removeprefix("rows::"), []).append(line)
         else:

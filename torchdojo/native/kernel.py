@@ -254,11 +254,11 @@ class Call:
         program = problem.program
         self._options = kernel_options(problem.request, torch.get_num_threads())
         self.parameters, self.handle = problem.packed or program.packed(problem.parameters)
-        given = problem.z, problem.u, problem.wrench, problem.warm, problem.grad_kappa
+        inputs = problem.z, problem.u, problem.wrench, problem.warm, problem.grad_kappa
         self._law = None if problem.law is None else problem.law.arguments()
         self._feedback = None if problem.feedback is None else problem.feedback.arguments(problem.u)
         self._kept = problem.law, problem.feedback
-        self._inputs = [None if t is None else t.contiguous() for t in given]
+        self._inputs = [None if t is None else t.contiguous() for t in inputs]
         z, u, wrench, warm, grad_kappa = self._inputs
         self.arguments = calls.Rollout(
             environments=problem.u.shape[0],

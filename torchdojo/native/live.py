@@ -134,8 +134,8 @@ def given(program: Program, request: Request, parameters: Sequence[Tensor]) -> t
     """The parameters of an operator: those that were passed, or those that the mechanism has now."""
     if parameters:
         return parameters, None
-    own = present(program, request.driven)
-    return own.tensors, own
+    current = present(program, request.driven)
+    return current.tensors, current
 
 
 def present(program: Program, driven: bool) -> Parameters:
@@ -170,13 +170,13 @@ def kept(program: Program, serial: int) -> Parameters | None:
     """
     if serial == NOT_KEPT:
         return None
-    found = _kept[program].get(serial) if program in _kept else None
-    if found is None:
+    parameters = _kept[program].get(serial) if program in _kept else None
+    if parameters is None:
         raise RuntimeError(
             f"torchdojo: the numbers of the mechanism changed more than {MOST_KEPT - 1} times between a compiled step and its backward(); "
             "call backward() earlier, or compile the code without the step"
         )
-    return found
+    return parameters
 
 
 def _provider(program: Program) -> Provider:

@@ -132,9 +132,9 @@ class Product(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Any:
-        at = ctx.saved_tensors
-        along = tuple(torch.zeros_like(t) if tangent is None else tangent for t, tangent in zip(at, tangents[5:], strict=True))
-        return torch.func.jvp(ctx.product, at, along)[1]
+        point = ctx.saved_tensors
+        along = tuple(torch.zeros_like(t) if tangent is None else tangent for t, tangent in zip(point, tangents[5:], strict=True))
+        return torch.func.jvp(ctx.product, point, along)[1]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -186,11 +186,11 @@ def state_map_op(state: Tensor, parameters: list[Tensor], program: int, which: i
     Without parameters, the mechanism's own are taken. The last result is their serial number (live.py).
     """
     lowered = by_number(program)
-    given = Parameters(lowered, parameters) if parameters else live.present(lowered, False)
-    serial = torch.tensor(live.NOT_KEPT if parameters else live.serial_of(lowered, given))
-    if native and loader.available() and covers(given, state):
-        return _evaluate(lowered, given, StateMap(which), Derivative.VALUE, state).contiguous(), serial
-    return _reference(lowered, state, given.tensors, which).contiguous(), serial
+    held = Parameters(lowered, parameters) if parameters else live.present(lowered, False)
+    serial = torch.tensor(live.NOT_KEPT if parameters else live.serial_of(lowered, held))
+    if native and loader.available() and covers(held, state):
+        return _evaluate(lowered, held, StateMap(which), Derivative.VALUE, state).contiguous(), serial
+    return _reference(lowered, state, held.tensors, which).contiguous(), serial
 
 
 @operators.define("state_map_adjoint")
@@ -199,9 +199,9 @@ def adjoint_op(
 ) -> list[Tensor]:
     """Gradients of the state and of the parameters, for the needed ones alone."""
     lowered = by_number(program)
-    given = live.kept(lowered, int(serial)) or Parameters(lowered, parameters)
-    if native and not any(needs[1:]) and loader.available() and covers(given, state):
-        return [_evaluate(lowered, given, StateMap(which), Derivative.PULL, state, grad)] if needs[0] else []
+    held = live.kept(lowered, int(serial)) or Parameters(lowered, parameters)
+    if native and not any(needs[1:]) and loader.available() and covers(held, state):
+        return [_evaluate(lowered, held, StateMap(which), Derivative.PULL, state, grad)] if needs[0] else []
     with differentiable():
         leaves = [t.detach().requires_grad_(need) for t, need in zip([state, *parameters], needs, strict=True)]
         wanted = [leaf for leaf in leaves if leaf.requires_grad]

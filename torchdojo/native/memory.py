@@ -18,8 +18,8 @@ _thread = threading.local()
 
 def allocator(like: Tensor) -> Allocator:
     """The maker of the tensors of results: `like.new_empty`, unless this thread is inside of `results_in`."""
-    own: Any = getattr(_thread, "allocator", None)
-    return like.new_empty if own is None else own
+    make: Any = getattr(_thread, "allocator", None)
+    return like.new_empty if make is None else make
 
 
 def chosen() -> bool:

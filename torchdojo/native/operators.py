@@ -39,9 +39,9 @@ def define(name: str) -> Callable[[Callable[..., Any]], OpOverload]:
     """A decorator that makes a function, whose arguments and results are annotated, an operator."""
 
     def decorate(function: Callable[..., Any]) -> OpOverload:
-        for own in (name, f"{name}_values"):
-            _library.define(own + schema(function), tags=(torch.Tag.pt2_compliant_tag,))
-            _library.impl(own, function, "CompositeExplicitAutograd")
+        for operator_name in (name, f"{name}_values"):
+            _library.define(operator_name + schema(function), tags=(torch.Tag.pt2_compliant_tag,))
+            _library.impl(operator_name, function, "CompositeExplicitAutograd")
         operator: OpOverload = getattr(torch.ops.torchdojo, name).default
         return operator
 
@@ -64,8 +64,8 @@ def register_fake(operator: OpOverload) -> Callable[[Callable[..., Any]], Callab
     """A decorator for the function that gives the shapes of the results."""
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        for own in (operator.name(), f"{operator.name()}_values"):
-            torch.library.register_fake(own, function, lib=_library)
+        for operator_name in (operator.name(), f"{operator.name()}_values"):
+            torch.library.register_fake(operator_name, function, lib=_library)
         return function
 
     return decorate

@@ -105,8 +105,8 @@ def minimal_jacobian_op(
 
 def _batch_shape(program: Program, request: list[float], z: Tensor, u: Tensor, wrench: Tensor, parameters: Sequence[Tensor]) -> torch.Size:
     if not parameters:
-        own = live.batch_of(program, decode(request).driven)
-        return broadcast_shapes(z.shape[:-1], u.shape[:-2], wrench.shape[:-1], own)
+        own_batch = live.batch_of(program, decode(request).driven)
+        return broadcast_shapes(z.shape[:-1], u.shape[:-2], wrench.shape[:-1], own_batch)
     leads = [p.shape[: p.ndim - spec.ndim] for p, spec in zip(parameters, program.parameter_specs, strict=True)]
     return broadcast_shapes(z.shape[:-1], u.shape[:-2], wrench.shape[:-1], *leads)
 
@@ -151,14 +151,14 @@ def _(q, qd, u, wrench, warm, parameters, program, request):  # type: ignore[no-
 
 
 def _map_inputs(
-    program: Program, dims: Sequence[int | None], warm: Tensor | None, tensors: Sequence[Tensor], own: torch.Size = NO_BATCH
+    program: Program, dims: Sequence[int | None], warm: Tensor | None, tensors: Sequence[Tensor], own_batch: torch.Size = NO_BATCH
 ) -> tuple[Tensor | None, list[Tensor]]:
     """warm and (z, u, wrench, parameters) with mapped dimensions in front of the batch dimensions; dims in the same order.
 
-    own: batch dimensions of parameters that are not among the tensors.
+    own_batch: batch dimensions of parameters that are not among the tensors.
     """
     # The last tensor has nothing but the batch dimensions of such parameters.
-    specs, values = [*rollout_specs(program)[: len(tensors)], VECTOR], [*tensors, tensors[0].new_empty(*own, 0)]
+    specs, values = [*rollout_specs(program)[: len(tensors)], VECTOR], [*tensors, tensors[0].new_empty(*own_batch, 0)]
     dims = [*dims, None]
     if warm is None:
         return None, align(specs, dims[1:], values)[:-1]
@@ -187,8 +187,8 @@ def _map_gradients(
 def _(info, in_dims, z, u, wrench, warm, parameters, program, request, keep):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
     dims = [in_dims[3], *in_dims[:3], *in_dims[4]]
-    own = _own_batch(lowered, request, parameters)
-    warm, (z, u, wrench, *parameters) = _map_inputs(lowered, dims, warm, [z, u, wrench, *parameters], own)
+    own_batch = _own_batch(lowered, request, parameters)
+    warm, (z, u, wrench, *parameters) = _map_inputs(lowered, dims, warm, [z, u, wrench, *parameters], own_batch)
     return rollout_op(z, u, wrench, warm, parameters, program, request, keep), (*(0,) * 6, None)
 
 
@@ -196,8 +196,8 @@ def _(info, in_dims, z, u, wrench, warm, parameters, program, request, keep):  #
 def _(info, in_dims, z, u, wrench, warm, parameters, program, request):  # type: ignore[no-untyped-def]
     lowered = by_number(program)
     dims = [in_dims[3], *in_dims[:3], *in_dims[4]]
-    own = _own_batch(lowered, request, parameters)
-    warm, (z, u, wrench, *parameters) = _map_inputs(lowered, dims, warm, [z, u, wrench, *parameters], own)
+    own_batch = _own_batch(lowered, request, parameters)
+    warm, (z, u, wrench, *parameters) = _map_inputs(lowered, dims, warm, [z, u, wrench, *parameters], own_batch)
     return jacobian_op(z, u, wrench, warm, parameters, program, request), 0
 
 
@@ -208,8 +208,8 @@ def _(info, in_dims, q, qd, u, wrench, warm, parameters, program, request):  # t
     q, qd = map_all(info.batch_size, in_dims[:2], [q, qd])
     dims = [in_dims[4], 0, *in_dims[2:4], *in_dims[5]]
     state = torch.cat((q, qd), dim=-1)
-    own = _own_batch(lowered, request, parameters)
-    warm, (state, u, wrench, *parameters) = _map_inputs(lowered, dims, warm, [state, u, wrench, *parameters], own)
+    own_batch = _own_batch(lowered, request, parameters)
+    warm, (state, u, wrench, *parameters) = _map_inputs(lowered, dims, warm, [state, u, wrench, *parameters], own_batch)
     return minimal_jacobian_op(*state.chunk(2, dim=-1), u, wrench, warm, parameters, program, request), 0
 
 

@@ -108,8 +108,8 @@ def _layout(group: Group) -> np.dtype:
     element = group.template
     if isinstance(element, StandardJoint):
         absent = {"armature": "armature" not in group.fields, "stiffness": not element.implicit and SERVO[0] not in group.fields}
-        given = [name for name in FREE_PARAMETERS.names or () if not absent.get(name)]
-        return numbers(JOINT_PARAMETERS, **dict.fromkeys(given, element.num_coordinates))
+        present = [name for name in FREE_PARAMETERS.names or () if not absent.get(name)]
+        return numbers(JOINT_PARAMETERS, **dict.fromkeys(present, element.num_coordinates))
     if isinstance(element, JointElement):
         names = (DRIVE_PARAMETERS.names or ()) if isinstance(element, JointDrive) else element.own_fields
         return numbers(**dict.fromkeys(names, element.joint.num_coordinates))

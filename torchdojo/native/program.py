@@ -151,11 +151,11 @@ class Program:
     def _acting(self, parameters: Sequence[Tensor]) -> Acting:
         fields = self.fields(parameters)
         joints = [fields[id(group)] for group in self.joint_groups]
-        acting = [(bool(own["spring"].any()), _damps(group, own)) for group, own in zip(self.joint_groups, joints, strict=True)]
+        acting = [(bool(values["spring"].any()), _damps(group, values)) for group, values in zip(self.joint_groups, joints, strict=True)]
         for group in self.tendon_groups:
-            own, implicit = fields[id(group)], bool(getattr(group.template, "implicit", False))
-            always = any(name in own for name in Tendon.optional)
-            acting.append((always or bool(own["damping"].any()) or (implicit and bool(own["stiffness"].any())), False))
+            values, implicit = fields[id(group)], bool(getattr(group.template, "implicit", False))
+            always = any(name in values for name in Tendon.optional)
+            acting.append((always or bool(values["damping"].any()) or (implicit and bool(values["stiffness"].any())), False))
         return tuple(acting)
 
     def handle(self, parameters: Sequence[Tensor]) -> int:
@@ -200,20 +200,20 @@ def create(table: np.ndarray, schedule: np.ndarray, layout: int | None = None) -
     Raises:
         NativeUnavailable: the kernel has other declarations than this process, or the length of a table differs from that in its head.
     """
-    given = header.layout() if layout is None else layout, table.size, schedule.size
+    actual = header.layout() if layout is None else layout, table.size, schedule.size
     expected = (ctypes.c_uint64 * 3)()
     handle = kernel_library().td_mechanism_create(
-        given[0], table.ctypes.data, table.size, schedule.ctypes.data, schedule.size, ctypes.addressof(expected)
+        actual[0], table.ctypes.data, table.size, schedule.ctypes.data, schedule.size, ctypes.addressof(expected)
     )
     if handle:
         return int(handle)
-    if given[0] != expected[0]:
+    if actual[0] != expected[0]:
         raise NativeUnavailable(
-            f"the native kernel was compiled with the layout {expected[0]:016x} of its tables, and this process has {given[0]:016x}: "
+            f"the native kernel was compiled with the layout {expected[0]:016x} of its tables, and this process has {actual[0]:016x}: "
             "torchdojo's files changed after the kernel was loaded. Start the process again."
         )
     names = ("tables", "schedule")
-    wrong = [f"{n} of {g} numbers where its head says {e}" for n, g, e in zip(names, given[1:], expected[1:], strict=True) if g != e]
+    wrong = [f"{n} of {g} numbers where its head says {e}" for n, g, e in zip(names, actual[1:], expected[1:], strict=True) if g != e]
     raise NativeUnavailable(f"the native kernel refuses {' and '.join(wrong)}; this is a defect of torchdojo, report it.")
 
 

@@ -72,10 +72,10 @@ def read_sensors(reading: SensorReading, z: Tensor, after: Tensor | None, impuls
     lead = broadcast_shapes(*(t.shape[:-1] for t in chosen if t is not None))
     if not has_dimensions(lead, reading.parameters.batch):
         return None
-    given = tuple(t if t is None or t.shape[:-1] == lead else t.expand(*lead, t.shape[-1]) for t in chosen)
-    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given):
-        return cast(Tensor, Sensed.apply(reading, *given))
-    return _call(reading, None, *given)
+    inputs = tuple(t if t is None or t.shape[:-1] == lead else t.expand(*lead, t.shape[-1]) for t in chosen)
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in inputs):
+        return cast(Tensor, Sensed.apply(reading, *inputs))
+    return _call(reading, None, *inputs)
 
 
 class Sensed(torch.autograd.Function):
@@ -87,17 +87,17 @@ class Sensed(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.reading, *given = inputs
-        ctx.save_for_backward(*given)
+        ctx.reading, *tensors = inputs
+        ctx.save_for_backward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        given, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
+        saved, needs = ctx.saved_tensors, ctx.needs_input_grad[1:]
         twice = torch.is_grad_enabled()  # whether a second derivative may be asked for
         if not twice and not transforming():
-            return None, *(part if need else None for part, need in zip(_call(ctx.reading, grad, *given), needs, strict=True))
+            return None, *(part if need else None for part, need in zip(_call(ctx.reading, grad, *saved), needs, strict=True))
         with torch.enable_grad():
-            inputs = given if twice else tuple(t if t is None else t.detach().requires_grad_() for t in given)
+            inputs = saved if twice else tuple(t if t is None else t.detach().requires_grad_() for t in saved)
             wanted = [t for t, need in zip(inputs, needs, strict=True) if need]
             value = ctx.reading.reference(*inputs)
             parts = iter(torch.autograd.grad(value, wanted, grad, create_graph=twice, materialize_grads=True))

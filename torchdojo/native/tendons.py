@@ -52,7 +52,7 @@ def tendon_tables(
         tendon = group.members[member]
         assert isinstance(tendon, Tendon)
         places, inputs = group.body_index[member].tolist(), group.input_index[member].tolist()
-        own = _sums(piece, member, tendon, joints) if isinstance(tendon, FixedTendon) else _spans(piece, member, tendon)
+        spans = _sums(piece, member, tendon, joints) if isinstance(tendon, FixedTendon) else _spans(piece, member, tendon)
         values = row(
             TENDON,
             row=int(group.impulse_index[member, 0]),
@@ -68,12 +68,12 @@ def tendon_tables(
             first_body=len(bodies),
             num_bodies=len(places),
             first_part=len(parts),
-            num_parts=len(own),
+            num_parts=len(spans),
             first_block=len(blocks),
         )
         rows.append(values)
         bodies += places
-        parts += own
+        parts += spans
         blocks += [block(i, j) for i in places for j in places] if damped else []
     return {"tendons": rows, "tendon_bodies": bodies, "tendon_parts": parts, "tendon_blocks": blocks}
 

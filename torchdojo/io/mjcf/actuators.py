@@ -61,8 +61,8 @@ def read_drives(compiled: CompiledMjcf, findings: Findings) -> tuple[dict[str, D
         joint = str(model.joint(j).name) or f"joint{j}"
         if not name:
             name = f"{joint}_actuator" if f"{joint}_actuator" not in drives else f"actuator{i}"
-        drives[name], given = _read(mujoco, model, i, j, joint)
-        driven[j] = given if j not in driven else Driven(*(a + b for a, b in zip(driven[j], given, strict=True)))
+        drives[name], sums = _read(mujoco, model, i, j, joint)
+        driven[j] = sums if j not in driven else Driven(*(a + b for a, b in zip(driven[j], sums, strict=True)))
         if _entry(model, "dampingpoly", i).any():
             curved.append(name)
         if _disabled(model, i):

@@ -185,10 +185,10 @@ class _Reader:
         model, top = self.model, [0]
         free = int(self.mujoco.mjtJoint.mjJNT_FREE)
         for b in range(1, model.nbody):
-            own = model.body_jntnum[b] > 0 or (not self.merge and model.body_mass[b] > 0 and model.body_mocapid[b] < 0)
-            if own and model.body_jntnum[b] and model.jnt_type[model.body_jntadr[b]] == free and not self.floating_base:
-                own = not self.merge and model.body_mass[b] > 0
-            top.append(b if own else top[model.body_parentid[b]])
+            separate = model.body_jntnum[b] > 0 or (not self.merge and model.body_mass[b] > 0 and model.body_mocapid[b] < 0)
+            if separate and model.body_jntnum[b] and model.jnt_type[model.body_jntadr[b]] == free and not self.floating_base:
+                separate = not self.merge and model.body_mass[b] > 0
+            top.append(b if separate else top[model.body_parentid[b]])
         return top
 
     def _fixed(self, b: int) -> bool:
@@ -227,10 +227,10 @@ class _Reader:
 
     def _joint_name(self, names: Names, t: int, fit: Fit) -> str:
         """The name of the one MJCF joint, or what the names of several have in common, or the name of the body."""
-        given = [str(self.model.joint(j).name) for j in dict.fromkeys(c.joint for c in fit.coordinates)]
-        common = given[0] if given else ""
-        if len(given) > 1:
-            alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*given, strict=False))
+        joint_names = [str(self.model.joint(j).name) for j in dict.fromkeys(c.joint for c in fit.coordinates)]
+        common = joint_names[0] if joint_names else ""
+        if len(joint_names) > 1:
+            alike = takewhile(lambda letters: len(set(letters)) == 1, zip(*joint_names, strict=False))
             common = "".join(letters[0] for letters in alike).rstrip("_-. ")
         default = "floating_base" if fit.kind == "Floating" else ""
         return names.make(common, default, self.names[t])

@@ -48,10 +48,10 @@ def add_drives(mech: Mechanism, robot: MjcfInfo) -> Findings:
     findings.add("ignored", "actuators", lost, "what they drive is not in the mechanism, or has no input")
     reason = "their tendons do not act; load(tendons=True) has them"
     findings.add("ignored", "actuators of tendons, sites and bodies", elsewhere, reason)
-    own = [name for name, drive in drives.items() if drive is not None]
-    if own:
+    added = [name for name, drive in drives.items() if drive is not None]
+    if added:
         mech.drives = Drives(mech, drives)
-        findings.add("approximated", "actuators with activations, on tendons and on sites", own, EXPLICIT)
+        findings.add("approximated", "actuators with activations, on tendons and on sites", added, EXPLICIT)
     return findings
 
 
@@ -89,10 +89,10 @@ def _drive(mech: Mechanism, robot: MjcfInfo, i: int, findings: Findings, name: s
     gain, bias = (GAINS[int(getattr(model, f"actuator_{key}type")[i])] for key in ("gain", "bias"))
     numbers: dict[str, Any] = {}
     for key, law in (("gain", gain), ("bias", bias)):
-        given = getattr(model, f"actuator_{key}prm")[i][: 9 if law == "muscle" else 3].copy()
+        coefficients = getattr(model, f"actuator_{key}prm")[i][: 9 if law == "muscle" else 3].copy()
         if law == "fixed":
-            given[1 if key == "gain" else 0 :] = 0.0
-        numbers |= {key: "muscle" if law == "muscle" else "affine", f"{key}_numbers": given.tolist()}
+            coefficients[1 if key == "gain" else 0 :] = 0.0
+        numbers |= {key: "muscle" if law == "muscle" else "affine", f"{key}_numbers": coefficients.tolist()}
     lengths = _range(model.actuator_lengthrange[i])
     clamped = not disabled(model, "CLAMPCTRL")
     return Drive(

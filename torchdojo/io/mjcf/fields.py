@@ -27,12 +27,12 @@ def read_ground(compiled: CompiledMjcf, label: Callable[[int], str], findings: F
     `findings` has how its surface differs from MuJoCo's, and which height fields are left out: a second one, since the first has no end;
     those whose vertical is not that of the world, or that are not turned by quarters of a turn; those with less than four samples a side.
     """
-    model, found = compiled.model, None
+    model, ground = compiled.model, None
     for g in np.flatnonzero(model.geom_type == int(import_mujoco().mjtGeom.mjGEOM_HFIELD)).tolist():
         if model.body_weldid[model.geom_bodyid[g]] or not (model.geom_contype[g] or model.geom_conaffinity[g]):
             continue
         axes = compiled.data.geom_xmat[g].reshape(3, 3)
-        if found is not None:
+        if ground is not None:
             findings.add("ignored", "height fields", label(g), "the ground is one height field, the first of the file")
         elif axes[2, 2] < 1 - TURNED or np.abs(axes - axes.round()).max() > TURNED:
             findings.add("ignored", "height fields", label(g), "they are tilted, or not turned by quarters of a turn about the vertical")
@@ -40,8 +40,8 @@ def read_ground(compiled: CompiledMjcf, label: Callable[[int], str], findings: F
             findings.add("ignored", "height fields", label(g), f"they have less than {SAMPLES} rows or columns; refine them")
         else:
             findings.add("approximated", "height fields", label(g), SMOOTH)
-            found = g, field
-    return found
+            ground = g, field
+    return ground
 
 
 def _field(model: Any, place: Array, axes: Array, number: int) -> HeightField | None:

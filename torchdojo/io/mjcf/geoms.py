@@ -203,9 +203,9 @@ class GeomReader:
         if disabled(self.model, "CONTACT"):
             return {}
         labels = {g: self._label(g, g - int(self.model.body_geomadr[self.model.geom_bodyid[g]])) for g in range(self.model.ngeom)}
-        found = touching_geoms(self.model, self.excluded, bool(self.model.opt.disableflags & int(self._no_parents)))
+        touching = touching_geoms(self.model, self.excluded, bool(self.model.opt.disableflags & int(self._no_parents)))
         result, without = {}, []
-        for pair in found:
+        for pair in touching:
             bodies = [int(self.model.geom_bodyid[g]) for g in pair]
             if self.top[bodies[0]] == self.top[bodies[1]] or any(self._is_ground(g) for g in pair):
                 continue
@@ -239,8 +239,8 @@ class GeomReader:
     def _label(self, g: int, n: int) -> str:
         if g < 0:
             return "ground"
-        given = str(self.model.geom(g).name)
-        return clean_name(given) if given else f"{self.names[self.model.geom_bodyid[g]]}_{n}"
+        name = str(self.model.geom(g).name)
+        return clean_name(name) if name else f"{self.names[self.model.geom_bodyid[g]]}_{n}"
 
     def _shape(self, g: int, rotation: Array, position: Array) -> Shape | None:
         """The shape in the frame of our body, where the MJCF body has this pose. None for planes and for meshes that only draw."""

@@ -143,8 +143,8 @@ def load_mjcf(
     strings = add_tendons(mech, robot, tendons, driven_tendons(robot))
     _actuate(mech, robot, servos)
     mech.poses.update(keyframes(mech, robot))
-    found = (strings, add_drives(mech, robot), add_sensors(mech, robot), add_passive(mech, robot))
-    left_out = [entry for findings in found for entry in findings.entries()]
+    reports = (strings, add_drives(mech, robot), add_sensors(mech, robot), add_passive(mech, robot))
+    left_out = [entry for findings in reports for entry in findings.entries()]
     mech.load_report = LoadReport(robot.path, (*mech.load_report.entries, *left_out))
     announce(mech, strict)
     return mech

@@ -46,9 +46,9 @@ def mjcf_state(mech: Mechanism, robot: MjcfInfo, keyframe: str | int | None = No
             raise ValueError(f"{robot.path} has no keyframe {keyframe!r}; there are {model.nkey}: {names}")
         number = names.index(keyframe) if isinstance(keyframe, str) else keyframe
         qpos, qvel = model.key_qpos[number], model.key_qvel[number]
-    now = _checked(model.qpos0 if qpos is None else qpos, model.nq, "qpos")
+    configuration = _checked(model.qpos0 if qpos is None else qpos, model.nq, "qpos")
     velocity = _checked(np.zeros(model.nv) if qvel is None else qvel, model.nv, "qvel")
-    z = _state(mech.tree_order(), robot, now, velocity, float(mech.timestep)).to(mech.gravity)
+    z = _state(mech.tree_order(), robot, configuration, velocity, float(mech.timestep)).to(mech.gravity)
     z = mech.to_maximal(*mech.to_minimal(z)) if len(mech.tree_joints) == len(mech.joints) else z
     return z.to(mech.state_dtype)
 

@@ -67,10 +67,10 @@ def _place(mujoco: Any, pose: Pose) -> tuple[tuple[float, ...], tuple[float, ...
 
 def _color(model: Any, g: int) -> tuple[float, ...] | None:
     """A color of the geom's own takes precedence over its material's."""
-    own, material = tuple(float(channel) for channel in model.geom_rgba[g]), int(model.geom_matid[g])
-    if own == DEFAULT:
+    color, material = tuple(float(channel) for channel in model.geom_rgba[g]), int(model.geom_matid[g])
+    if color == DEFAULT:
         return None if material < 0 else tuple(float(channel) for channel in model.mat_rgba[material])
-    return own
+    return color
 
 
 def _surface(compiled: CompiledMjcf, mesh: GeomMesh) -> MeshSource | Triangles:

@@ -154,10 +154,10 @@ def _joints(mech: Mechanism, name: str, joint: StandardJoint) -> Iterator[Elemen
         "stiffness": joint.spring,
         "springref": joint.rest,
     }
-    given = {key: _each(value, len(axes)) for key, value in numbers.items() if value is not None}
+    columns = {key: _each(value, len(axes)) for key, value in numbers.items() if value is not None}
     limits = getattr(joint, "limits", None)
     for i, (label, axis) in enumerate(zip(coordinate_names(mech, name), axes, strict=True)):
-        options: dict[str, Any] = {key: f"{values[i]:.17g}" for key, values in given.items() if values[i] != 0.0}
+        options: dict[str, Any] = {key: f"{values[i]:.17g}" for key, values in columns.items() if values[i] != 0.0}
         if limits is not None:
             low, high = (_each(bound, len(axes))[i] for bound in limits)
             if max(-low, high) < torch.inf:

@@ -34,14 +34,14 @@ def write_sensors(mech: Mechanism, root: ElementTree.Element, bodies: Mapping[st
             left_out.append(name)
             continue
         options: dict[str, Any] = {"name": name}
-        for key, given in (("site", sensor.site), ("reference", sensor.reference)):
-            if given is None:
+        for key, frame in (("site", sensor.site), ("reference", sensor.reference)):
+            if frame is None:
                 continue
-            label = given if isinstance(given, str) else f"{name}_{key}"
-            if isinstance(given, Site):
+            label = frame if isinstance(frame, str) else f"{name}_{key}"
+            if isinstance(frame, Site):
                 while label in mech.sites:
                     label += "_"
-                _add_site(bodies, label, given)
+                _add_site(bodies, label, frame)
             options |= _object(sensor.kind, key, label)
         if sensor.joint is not None:
             options["joint"] = sensor.joint
