@@ -236,9 +236,9 @@ class Actuators(PhysicalModule):
         carried_damping (..., n): gear² kv that the joints carry already [N s/m, N m s/rad]; see the head of this file.
 
     Attributes:
-        names: of the actuators, in the order of ctrl. joints: of the joint of each. input_index: (n,) the entry of u of each.
+        names: names of the actuators, in the order of ctrl. joints: name of the joint of each. input_index: (n,) the entry of u of each.
         replaceable: True for motors that a built-in robot comes with: `actuate` replaces them.
-        clipped: how many controls that `step` and `rollout` were given as `ctrl` were out of `ctrlrange`; set it to zero to count anew.
+        clipped: count of controls out of `ctrlrange` that `step` and `rollout` got as `ctrl`; set it to zero to count anew.
 
     A subclass with another `forward` sets `in_kernel` to False: PyTorch then takes its law before every step.
 

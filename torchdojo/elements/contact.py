@@ -49,7 +49,7 @@ _DIMENSIONS = {"point": 1, "radius": 0, "orientation": 1, "length": 0, "size": 1
 class Touch(NamedTuple):
     """φ (...,) and unit normal (..., 3) at the next configuration, and the lever (..., 3) from each body to the common point of contact.
 
-    weight: (...,) of the impulse on the bodies, of contacts that fade with distance (near_contact.py). None: one.
+    weight: (...,) share of the impulse that acts, for contacts that fade with distance (near_contact.py). None: all of it.
     """
 
     distance: Tensor

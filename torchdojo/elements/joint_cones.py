@@ -33,7 +33,7 @@ __all__ = ["JointElement", "JointFriction", "JointLimits", "coordinate_mass", "u
 KINEMATIC_FIELDS = ("axis", "parent_anchor", "child_anchor", "orientation_offset")
 READ_FIELDS = (*KINEMATIC_FIELDS, "damper", "armature", *SERVO)
 RECOVERY_SHARE = 0.5  # share of the largest speed of a coordinate that its limits ask for at most, so that both kinds of limit leave room
-ELEMENT_FIELDS = ("friction", "velocity_limits", *SERVO_RANGE, *BOUNDS)  # of elements of their own
+ELEMENT_FIELDS = ("friction", "velocity_limits", *SERVO_RANGE, *BOUNDS)  # fields of elements that the mechanism makes for a joint
 
 
 class JointElement(Element):

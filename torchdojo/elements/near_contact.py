@@ -63,7 +63,7 @@ class NearContact(NonlinearContact):
     # -- terms that are elsewhere (engine/near_memory.py) ---------------------------------------------------------------------------------
 
     def lend(self, term: nn.Parameter, give_back: Callable[[], None] | None) -> None:
-        """Take this term as it is. give_back: sets the term that is meant, when somebody asks; None: this one is."""
+        """Hold this term, unchecked. give_back: sets the real term once somebody reads or sets it; None: this term is the real one."""
         self._buffers.pop("term", None)
         self._parameters["term"] = term
         self.__dict__["_give_back"] = give_back

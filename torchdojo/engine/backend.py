@@ -74,7 +74,7 @@ def check_given(
 
 
 def visiting(structure: Structure, z: Any) -> Tensor | None:
-    """z, if it is on a GPU and the mechanism on the CPU: steps take such data, all of one device. Else None."""
+    """z, if it is on a GPU while the mechanism is on the CPU, as steps allow for data of one device. Else None."""
     return z if isinstance(z, Tensor) and z.is_cuda and structure.gravity.device.type == "cpu" else None
 
 

@@ -41,10 +41,10 @@ class Drive:
     """An actuator with a law of its own; numbers, or tensors (...,) that may carry a graph.
 
     Args:
-        joint, coordinate, tendon, site: what it drives, one: a coordinate of an actuated joint, an actuated tendon, a `td.Site`.
+        joint, coordinate, tendon, site: its target, exactly one: a coordinate of an actuated joint, an actuated tendon, a `td.Site`.
         gear: length per coordinate or tendon length, and force per force; of a site six numbers, force and torque in its frame.
         dynamics, dynamics_numbers: law of its activation, a name in `DYNAMICS`, and numbers of the law.
-        gain, gain_numbers, bias, bias_numbers: its force, names in `FORCES`.
+        gain, gain_numbers, bias, bias_numbers: laws of its force, names in `FORCES`, and numbers of the laws.
         ctrlrange, forcerange, actrange: (lower, upper) of control, of force before the gear, of activation; None: not clipped.
         early: whether the force has the activation after the step.
         length0: length at coordinate zero [m, rad]. lengths: (lower, upper) of the length [m], which muscles need.

@@ -77,7 +77,7 @@ def terms_at(backends: Backends, options: SolverOptions, z: Tensor, *, always: b
     """A block in which slots have the terms that are near in the states z (..., 13 nb), if theirs belong to another batch.
 
     Args:
-        always: whether also if theirs are of this batch.
+        always: whether slots get these terms also if their own belong to this batch.
     """
     lead = z.shape[:-1]
     slots = [contact for contact in backends.structure.named_contacts().values() if isinstance(contact, NearContact)]

@@ -35,7 +35,7 @@ class Periods(Stepper):
 
 
 def added(total: StepOutput, new: StepOutput) -> StepOutput:
-    """The results of steps of a period, and of the one after them."""
+    """The results of steps of a period, joined with those of the step after them."""
     return StepOutput(
         new.z,
         total.impulses + new.impulses,

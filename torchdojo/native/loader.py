@@ -198,7 +198,7 @@ def _read(source_dir: Path) -> Recipe:
     flags = (*LANGUAGE, *(SANITIZED if sanitize else OPTIMIZED), *chosen_compiler()[2])
     ingredients = {
         "sources": {name: hashlib.sha256(text).hexdigest() for name, text in sources.items()},
-        "flags": [flags, CPU_CHOICES, *([CALLS] if sanitize else [])],  # which of the choices is used follows from the compiler
+        "flags": [flags, CPU_CHOICES, *([CALLS] if sanitize else [])],  # the compiler decides which of the choices is used
         "torch": torch.__version__,
         "libc": libc(),
         "cpu": cpu_features(),

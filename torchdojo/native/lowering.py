@@ -216,7 +216,8 @@ class _Lowering:
         contacts, pairs, couples = self._contact_rows()
         couplings, coupling_ends = self._coupling_rows()
         slowing = [NONE if element is None else self.number[id(element.joint)] for element in slowed_by(system)]
-        offsets = zip(schedule.diagonal_offset, schedule.rhs_offset, slowing, strict=False)  # of bodies, which stand before other nodes
+        # Bodies stand before the other nodes, so the shorter `slowing` ends the loop behind the last body.
+        offsets = zip(schedule.diagonal_offset, schedule.rhs_offset, slowing, strict=False)
         tables: dict[str, list] = {
             "bodies": [row(BODY, diagonal=diagonal, right=right, slowed_by=number) for diagonal, right, number in offsets],
             "joints": self._joint_rows(),

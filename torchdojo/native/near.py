@@ -101,7 +101,7 @@ class NearProblem(NamedTuple):
         stored, program = steps if all_steps else 1, self.program
         out = NearRollout(
             self.z.new_empty(count, steps + 1, self.z.shape[1]),
-            _zeros(count, steps, program.num_impulses),  # those of empty slots are not written
+            _zeros(count, steps, program.num_impulses),  # impulses of empty slots are not written
             self.z.new_empty(count, stored, program.num_unknowns),
             torch.empty(count, steps, dtype=torch.int64),
             torch.empty(count, steps, dtype=torch.int64),

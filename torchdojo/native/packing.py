@@ -42,7 +42,7 @@ from torchdojo.state.unknowns import FIRST_ELEMENT
 
 __all__ = ["Packed", "Piece", "bounds", "is_plain", "mark_unphysical", "pack", "pieces_of", "samples_of", "shapes_of"]
 
-#: Packed names of fields that are packed under another one, as numbers of the same sign.
+#: packed name -> field from which it is packed, with the same range of numbers
 RENAMED = {"stiffness": SERVO[0], "damping": SERVO[1], "off": "active"}
 SHAPE_RANGES = {"radius": RANGES[Contact]["radius"], "half": RANGES[Contact]["size"]}
 

@@ -79,9 +79,9 @@ class Program:
         self.pieces, self.num_parameters = pieces_of(system)
         self.bounds = bounds(self.pieces, samples_of(self.pieces, self.num_parameters)[1])
         self.tendon_groups = [g for g in system.groups if isinstance(g.template, Tendon)]
-        #: whether gradients by numbers are left to the reference: rates before the step of sums of coordinates have none by their joints
+        #: whether the reference takes gradients by numbers: the kernel has none by joints of sums of the rate before the step
         self.leaves_numbers = any(isinstance(g.template, FixedTendon) and "armature" in g.fields for g in self.tendon_groups)
-        #: energies that the kernel does not know: of tendons, and of couplings that yield
+        #: energies that the kernel does not know, since tendons and couplings that yield have parts in them
         self.unknown_energies = {
             which
             for which, unknown in (

@@ -161,7 +161,7 @@ JOINT = _row(
     "has_spring has_damper",
     "armature stiffness",  # positions in the packed parameters (−1: none)
     "lower upper",  # positions of all limits in the packed parameters (−1: none)
-    "limited_r",  # which limits act on rotations: 1 lower, 2 upper, 3 both
+    "limited_r",  # the limits that act on rotations: 1 lower, 2 upper, 3 both
     "extra",  # rows of limits on components of a rotation vector
     "first_cone num_cones",  # its limits and frictions
     "has_rate_cones",  # friction, limits of rates, drives
@@ -176,7 +176,7 @@ CONTACT = _row(
     "body",
     "number",  # among the contacts as declared
     "friction",  # a `ContactModel`
-    "facets",  # of the pyramid
+    "facets",  # number of facets of the pyramid
     "impulse slack",  # positions in w
     "parameters",
     "pair",  # number among the contacts between bodies or shapes (−1: a sphere on a half-space of the world)
@@ -266,7 +266,7 @@ SENSOR = _row(
     "frame reference",  # numbers of frames (−1: none)
     "joint coordinate",  # −1: none
     "subtree",  # number of the subtree, or of the bodies that a force carries (−1: none)
-    "first second",  # of a limit: whether there is a lower and an upper one; of its force: places among the impulses (−1: none)
+    "first second",  # sides of a limit: whether each exists; its force: places among the impulses (−1: none)
     "place size",  # place and count of its numbers
 )
 SENSED_FRAME = _row("body shape")  # the world is the number of bodies; a number in `ZONES`
@@ -308,9 +308,9 @@ TABLES: dict[str, tuple[np.dtype, str]] = {
     "coupling_ends": (COUPLING_END, "num_coupling_ends"),
     "tree": (LINK, "num_links"),
     "tendons": (TENDON, "num_tendons"),
-    "tendon_bodies": (np.dtype(np.int32), "num_tendon_bodies"),  # of all places; the world is the number of bodies
+    "tendon_bodies": (np.dtype(np.int32), "num_tendon_bodies"),  # bodies of all places; the world is the number of bodies
     "tendon_parts": (TENDON_PART, "num_tendon_parts"),
-    "tendon_blocks": (np.dtype(np.int32), "num_tendon_blocks"),  # of the condensed matrix, per pair of places (−1: none)
+    "tendon_blocks": (np.dtype(np.int32), "num_tendon_blocks"),  # blocks of the condensed matrix, per pair of places (−1: none)
     "polytopes": (np.dtype(np.int32), "num_polytope_words"),  # float64 numbers, two words each: see polytopes.py
 }
 

@@ -21,7 +21,7 @@ from torchdojo.state.layout import STATE_SIZE
 
 __all__ = ["Tape"]
 
-BYTES = 8  # of a number
+BYTES = 8  # size of a number
 
 
 class Tape:

@@ -126,7 +126,7 @@ class Equalities:
         return CouplingInfo(other, name, ratio, offset, n, k, tuple(higher) if any(higher) else None, self._switch(i), **self._yielding(i))
 
     def _sum(self, i: int, label: str) -> SumInfo | None:
-        """The same between the lengths of fixed tendons, which differ from those at qpos0 by sums of our coordinates."""
+        """`_couple` for the lengths of fixed tendons, which differ from those at qpos0 by sums of our coordinates."""
         model = self.model
         sums = []
         for tendon in (int(model.eq_obj1id[i]), int(model.eq_obj2id[i])):
@@ -161,7 +161,7 @@ class Equalities:
         if joint is None:
             return None
         weight, stiffness, damping = softness(self.model, self.model.eq_solref[i], self.model.eq_solimp[i])
-        inverse = np.sum([self.model.body_invweight0[b] for b in _ends(self.model, i)], axis=0)  # of translations and of rotations
+        inverse = np.sum([self.model.body_invweight0[b] for b in _ends(self.model, i)], axis=0)  # for translations and for rotations
         mass = np.divide(1.0, inverse, out=np.zeros(2), where=inverse > 0)  # a hand on slides does not turn
         # The rows of a weld are torquescale sin(angle / 2), about half the scale times the angle; those of a connect have none.
         scale = np.array([1.0, 0.5 * float(self.model.eq_data[i, 10]) if weld else 0.0])

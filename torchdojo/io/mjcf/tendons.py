@@ -60,7 +60,7 @@ class _Reader:
         self.findings = Findings()
 
     def report(self, wanted: bool, driven: Collection[int]) -> None:
-        """Note the laws that tendons do not have here; all tendons, if they are not wanted."""
+        """Report the laws that tendons lack here, or all tendons if they are not wanted."""
         model, add = self.model, self.findings.add
 
         def having(*keys: str) -> list[int]:

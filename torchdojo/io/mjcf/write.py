@@ -101,7 +101,7 @@ def write_mjcf(mech: Mechanism, name: str = "robot") -> tuple[str, list[str]]:
     for (*direction, offset), key in planes.items():
         spot = _text(offset * torch.tensor(direction, dtype=torch.float64))
         axis = _text(torch.tensor(direction, dtype=torch.float64))
-        # of two frictions MuJoCo takes the larger one: that of the sphere
+        # MuJoCo takes the larger one of two frictions: that of the sphere
         surface: dict[str, Any] = {"contype": "0", "conaffinity": "1", "condim": "3", "friction": "0 0.005 0.0001", **HARD}
         ElementTree.SubElement(world, "geom", name=key, type="plane", size="0 0 1", pos=spot, zaxis=axis, **surface)
     left_out += [f"sensors.{key}" for key in write_sensors(mech, root, elements)]
