@@ -197,13 +197,15 @@ def jacobians(
             q, qd = torch.broadcast_tensors(q, qd)
         q, request = request_of(backends.system, options, q, grad_kappa)
         refuse_jacobian(request.options)
-        given = _given(structure, q, qd, u, None, warm_start)
+        given = _checked_inputs(structure, q, qd, u, None, warm_start)
         jacobian = backends.select(request).minimal_jacobian(given, out)
         size = 2 * q.shape[-1]
         return jacobian[..., :size], jacobian[..., size:]
 
 
-def _given(structure: Structure, q: Tensor, qd: Tensor, u: Tensor | None, wrench: Tensor | None, warm_start: Tensor | None) -> StepInputs:
+def _checked_inputs(
+    structure: Structure, q: Tensor, qd: Tensor, u: Tensor | None, wrench: Tensor | None, warm_start: Tensor | None
+) -> StepInputs:
     """Checked inputs of a step between coordinates."""
     u, _ = structure.check_forces(u, None)
     return StepInputs(torch.cat((q, qd if qd.shape == q.shape else qd.expand(q.shape)), dim=-1), u, wrench, warm_start)
@@ -219,7 +221,7 @@ def linearize(
     out: Tensor | None,
 ) -> tuple[MinimalOutput, Tensor]:
     """One step from given coordinates, and its Jacobian (..., 2n, 2n + nu)."""
-    step = _given(backends.structure, given.q, given.qd, u, wrench, warm_start)
+    step = _checked_inputs(backends.structure, given.q, given.qd, u, wrench, warm_start)
     solved, jacobian = backends.select(request).minimal_linearize(step, out)
     return given.after_step(solved), jacobian
 

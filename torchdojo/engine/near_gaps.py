@@ -86,7 +86,7 @@ def terms_at(backends: Backends, options: SolverOptions, z: Tensor, *, always: b
         yield
         return
     pairs, kept = near_pairs(backends.structure), [(slot, slot.term, slot.fading) for slot in slots]
-    nearest = _found(backends, options, pairs, z.detach().cpu().double().reshape(-1, z.shape[-1]))
+    nearest = _nearest_terms(backends, options, pairs, z.detach().cpu().double().reshape(-1, z.shape[-1]))
     try:
         for pair, terms in zip(pairs, nearest, strict=True):
             for slot, term in zip(pair.slots, terms.reshape(*lead, len(pair.slots), 3).unbind(-2), strict=True):
@@ -97,7 +97,7 @@ def terms_at(backends: Backends, options: SolverOptions, z: Tensor, *, always: b
             slot.term, slot.fading = term, fading
 
 
-def _found(backends: Backends, options: SolverOptions, pairs: Sequence[NearPair], flat: Tensor) -> list[Tensor]:
+def _nearest_terms(backends: Backends, options: SolverOptions, pairs: Sequence[NearPair], flat: Tensor) -> list[Tensor]:
     """The nearest terms (N, slots, 3) of each pair within the reach."""
     parameters, reach = backends.map_parameters(options), torch.full((len(flat),), REACH, dtype=torch.float64)
     if parameters is None:

@@ -312,11 +312,11 @@ class NearSteps(Backend):
                 acts[:, place[id(slot)]] = (kind != NOTHING)[:, None]
         return torch.where(acts.reshape(impulses.shape), impulses, 0.0)
 
-    def _pierced(self, start: Tensor, out: StepOutput, of: Tensor, timestep: Tensor) -> Tensor:
-        """Whether a step leads bodies of these environments (n,) through each other."""
-        rows, through = of.nonzero().squeeze(-1), torch.zeros_like(of)
+    def _pierced(self, start: Tensor, out: StepOutput, checked: Tensor, timestep: Tensor) -> Tensor:
+        """Whether a step leads bodies through each other, in those of the environments (n,) that are `checked`."""
+        rows, through = checked.nonzero().squeeze(-1), torch.zeros_like(checked)
         if len(rows):
-            end = out.z.detach().reshape(len(of), -1)[rows]
+            end = out.z.detach().reshape(len(checked), -1)[rows]
             for pair in self.pairs:
                 through[rows] |= pierced(pair.slots[0].shapes, pair.bodies, start[rows], end, timestep[rows])
         return through

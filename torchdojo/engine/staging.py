@@ -242,7 +242,7 @@ class Staged(Stepper):
         z, u, wrench, warm = given
         if torch.is_grad_enabled() and (numbers or any(t is not None and t.requires_grad for t in (z, u, wrench))):
             return cast(Sequence[Tensor], StagedCall.apply(call, warm, z, u, wrench, *numbers))
-        return _taken(call, given, Results(self.copies, call.total))
+        return _staged_results(call, given, Results(self.copies, call.total))
 
     def _in_chunks(self) -> bool:
         """Whether copies run beside the kernel; elsewhere PyTorch moves tensors, and follows them."""
@@ -268,7 +268,7 @@ class Staged(Stepper):
         return Call(self.host, self.copies, take, [None], [True] * 4, total)
 
 
-def _taken(call: Call, given: StepInputs, results: Results) -> list[Tensor]:
+def _staged_results(call: Call, given: StepInputs, results: Results) -> list[Tensor]:
     """The tensors of a call without a graph, on their way into `results`."""
     for rows, values, ready in call.send(given, call.split):
         ready.synchronize()
@@ -336,7 +336,7 @@ class Staging(Staged, Backend):
 
         call = self._call(given, 1, into, size * columns)
         target = None if out is None else result_tensor(out, (*batch(given), size, columns), given.z)
-        return _taken(call, given, Results(self.copies, call.total, target))
+        return _staged_results(call, given, Results(self.copies, call.total, target))
 
 
 def _jacobian_first(solved: StepOutput, jacobian: Tensor) -> Sequence[Tensor]:

@@ -197,7 +197,7 @@ def periods(
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in given[:4]):
         out: Any = Driven.apply(program, request, parameters, table, reference, single, given[4], *given[:4])
         return Periods(*out)
-    return _taken(program, request, parameters, table, given, single)
+    return _take_periods(program, request, parameters, table, given, single)
 
 
 def _check(program: Program, request: Request, parameters: Parameters, call: _Call, status: Tensor) -> None:
@@ -209,7 +209,7 @@ def _check(program: Program, request: Request, parameters: Parameters, call: _Ca
         check_status(problem, status.reshape(*call.batch, -1))
 
 
-def _taken(program: Program, request: Request, parameters: Parameters, table: DriveTable, given: Given, single: bool) -> Periods:
+def _take_periods(program: Program, request: Request, parameters: Parameters, table: DriveTable, given: Given, single: bool) -> Periods:
     """The periods without a graph."""
     call, z = _Call(program, request, parameters, table, given, single), given[0]
     new, batch = memory.allocator(z), call.batch

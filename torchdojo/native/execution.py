@@ -249,23 +249,23 @@ def _hard_arguments(program: Program, request: Request, problem: StepProblem, w:
     """The last arguments of `find_impacts`: points near the hard limit, options, and `solve_step` by the kernel."""
 
     def solve(problem: StepProblem, warm: Tensor | None, options: SolverOptions) -> Solution:
-        step = _given(program, Request(options), problem, warm)
+        step = _step_problem(program, Request(options), problem, warm)
         # A negative radius takes a contact out of the step. A check would refuse it, and these numbers have passed theirs.
         unchecked = Packed(program.pack(step.parameters), program.handle(step.parameters))
         out = kernel.rollout(step._replace(packed=unchecked))
         return Solution(out.w[:, 0], out.status[:, 0], out.iterations[:, 0])
 
-    return kernel.near_limit(*_taken(program, request, problem, w))[:, 0], request.options, solve
+    return kernel.near_limit(*_solved_steps(program, request, problem, w))[:, 0], request.options, solve
 
 
-def _given(program: Program, request: Request, problem: StepProblem, warm: Tensor | None) -> kernel.Problem:
+def _step_problem(program: Program, request: Request, problem: StepProblem, warm: Tensor | None) -> kernel.Problem:
     parameters = [p.detach() for p in problem.parameters]
     return kernel.Problem(program, request.of_a_step, parameters, problem.z.detach(), problem.u[:, None], problem.wrench, warm)
 
 
-def _taken(program: Program, request: Request, problem: StepProblem, w: Tensor) -> tuple[kernel.Problem, kernel.Outputs]:
+def _solved_steps(program: Program, request: Request, problem: StepProblem, w: Tensor) -> tuple[kernel.Problem, kernel.Outputs]:
     """Steps with given solutions w (N, n). No one reads their next states."""
-    asked, ones = _given(program, request, problem, None), torch.ones(len(w), 1, dtype=torch.int64)
+    asked, ones = _step_problem(program, request, problem, None), torch.ones(len(w), 1, dtype=torch.int64)
     return asked, kernel.Outputs(asked.z[:, None].expand(-1, 2, -1).contiguous(), w.new_empty(0), w[:, None], 0 * ones, ones, ones)
 
 
@@ -390,7 +390,7 @@ def impact_jacobian(problem: kernel.Problem, solved: kernel.Outputs, rows: Tenso
     if derivative is None:
         size = TANGENT_SIZE * problem.program.num_bodies
         derivative = w.new_empty(len(rows), size, size + problem.program.num_inputs)
-        kernel.jacobian(*_taken(problem.program, problem.request, equations, w), derivative)
+        kernel.jacobian(*_solved_steps(problem.program, problem.request, equations, w), derivative)
     with differentiable():
         add_impacts(derivative, equations, w, *_hard_arguments(problem.program, problem.request, equations, w))
     return derivative
