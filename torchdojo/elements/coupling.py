@@ -250,8 +250,8 @@ class Coupling(Element):
         slope = self.slope(self.sums([value + more for value, more in zip(current, turns, strict=True)])[0])
         weights = self.scaled([-slope if end.leads else torch.ones_like(slope) for end in self.ends])
         wrenches, after = [], []
-        on = None if self.active is None else self.active[..., None]
-        acting = impulse if on is None else on * impulse
+        active = None if self.active is None else self.active[..., None]
+        acting = impulse if active is None else active * impulse
         for k, (joint, end) in enumerate(zip(joints, self.ends, strict=True)):
             parent, child = poses[2 * k : 2 * k + 2]
             along = torch.zeros(joint.num_coordinates, dtype=impulse.dtype, device=impulse.device)
@@ -267,7 +267,7 @@ class Coupling(Element):
                 before = self.gap([value + more for value, more in zip(current, turns, strict=True)])
                 rows = rows + give * self.damping[..., None] * (rows - before)
             rows = rows + give * impulse
-        return wrenches, rows if on is None else on * rows + timestep * (1 - on) * impulse
+        return wrenches, rows if active is None else active * rows + timestep * (1 - active) * impulse
 
     def _coordinates(self, joints: list[Joint], poses: list[Pose] | tuple[Pose, ...]) -> list[Tensor]:
         """Coordinates of the ends, (..., 1) each."""

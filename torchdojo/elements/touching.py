@@ -130,20 +130,20 @@ class Solids:
         self.bodies, self.world = bodies, world or {}
         self.names = [*bodies, *self.world]
         self.group: dict[str | None, set[str | None]] = {name: {name} for name in (None, *bodies)}  # bodies that fixed joints make one
-        self.joints = given = list(joints)
-        for joint in given:
+        self.joints = list(joints)
+        for joint in self.joints:
             ends = [self.group[name] for name in joint.body_names]
             if isinstance(joint, Fixed) and ends[0] is not ends[1]:
                 merged = ends[0] | ends[1]
                 self.group.update({name: merged for name in merged})
         self.next: dict[int, list[set[str | None]]] = {}
-        for joint in given:
+        for joint in self.joints:
             # Joints with the world make no neighbors: two robots on one floor may touch.
             if None in joint.body_names or isinstance(joint, (Fixed, Floating)):
                 continue
-            a, b = (self.group[name] for name in joint.body_names)
-            self.next.setdefault(id(a), []).append(b)
-            self.next.setdefault(id(b), []).append(a)
+            group, neighbor = (self.group[name] for name in joint.body_names)
+            self.next.setdefault(id(group), []).append(neighbor)
+            self.next.setdefault(id(neighbor), []).append(group)
 
     def stands(self, name: str) -> bool:
         """Whether it cannot move: a fixed shape, or a body that fixed joints connect with the world."""

@@ -210,8 +210,8 @@ class Backends:
         if lowered is None:
             return None
         if self._on_host:
-            own = self._cached_parameters(lowered)
-            return None if _by_reference(lowered, own.tensors) else Kernel(self.structure, lowered, own, request)
+            cached = self._cached_parameters(lowered)
+            return None if _by_reference(lowered, cached.tensors) else Kernel(self.structure, lowered, cached, request)
         parameters, stacked = self._mirror.get(lowered, self.structure, self.stacked)
         if _by_reference(lowered, stacked):
             return None

@@ -81,15 +81,15 @@ def travel(pair: NearPair, z: Tensor, timestep: Tensor) -> Tensor:
 
 def search_in_torch(pair: NearPair, z: Tensor, reach: Tensor) -> tuple[Tensor, Tensor]:
     """The search of `NearSteps` without the kernel."""
-    a, b = pair.slots[0].shapes
-    terms = all_terms(a, b).double()
+    core, other = pair.slots[0].shapes
+    terms = all_terms(core, other).double()
     one = torch.tensor([1.0, 0.0, 0.0, 0.0], dtype=torch.float64)
     poses = []
     for body in pair.bodies:
         state = z[:, STATE_SIZE * body : STATE_SIZE * (body + 1)] if body >= 0 else None
         x, q = (z.new_zeros(len(z), 3), one.expand(len(z), 4)) if state is None else (state[:, :3], state[:, 6:10])
         poses.append((x[:, None].expand(-1, len(terms), 3), q[:, None].expand(-1, len(terms), 4)))
-    candidates = near_term(a, b, poses[0], poses[1], terms.expand(len(z), -1, 3), False)
+    candidates = near_term(core, other, poses[0], poses[1], terms.expand(len(z), -1, 3), False)
     gap = torch.where(candidates.possible, candidates.gap, torch.inf)
     near = torch.maximum(gap, candidates.line) < reach[:, None]  # a blended gap of lines that are far apart is no sign that they come near
     least, order = torch.where(near, gap, torch.inf).sort(dim=-1, stable=True)

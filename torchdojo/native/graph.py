@@ -265,8 +265,8 @@ def has_loops(num_bodies: int, joints: Sequence[tuple[int, int]]) -> bool:
         return body
 
     for parent, child in joints:
-        a, b = find(parent), find(child)
-        if a == b:
+        parent_root, child_root = find(parent), find(child)
+        if parent_root == child_root:
             return True
-        root[a] = b
+        root[parent_root] = child_root
     return False

@@ -209,8 +209,8 @@ class GeomReader:
             bodies = [int(self.model.geom_bodyid[g]) for g in pair]
             if self.top[bodies[0]] == self.top[bodies[1]] or any(self._is_ground(g) for g in pair):
                 continue
-            (g, b), (p, c) = sorted(zip(pair, bodies, strict=True), key=lambda entry: self.top[entry[1]] == 0)
-            for one, body in ((g, b), (p, c)):
+            (g, g_body), (p, p_body) = sorted(zip(pair, bodies, strict=True), key=lambda entry: self.top[entry[1]] == 0)
+            for one, body in ((g, g_body), (p, p_body)):
                 if one not in self.placed and body in frames and (shape := self._shape(one, *frames[body])) is not None:
                     self.placed[one] = shape
             surface = self._surface(p, g)
@@ -220,12 +220,14 @@ class GeomReader:
             if g not in self.placed or p not in self.placed:
                 without.append(labels[g if g not in self.placed else p])
                 continue
-            other = None if self.top[c] == 0 else self.names[self.top[c]]
+            other = None if self.top[p_body] == 0 else self.names[self.top[p_body]]
             name = f"{labels[g]}_{labels[p]}"
             while name in result:
                 name += "_"
             shapes = self.placed[g], self.placed[p]
-            result[name] = PairInfo(self.names[self.top[b]], shapes[0], other, shapes[1], surface.friction, dict(surface.laws), labels[p])
+            result[name] = PairInfo(
+                self.names[self.top[g_body]], shapes[0], other, shapes[1], surface.friction, dict(surface.laws), labels[p]
+            )
         reason = "moving height fields, signed distances, and meshes with mesh=None touch no bodies"
         self.findings.add("ignored", "geoms", dict.fromkeys(without), reason)
         return result
