@@ -20,7 +20,7 @@ k = −g² bias₁ and d = −g² bias₂ be the stiffness and the damping of th
 
 For a position servo "implicit" is clip(g kp (c − l − h l̇⁺) − g kv l̇⁺): the servo at the next configuration (servo.py). This servo is stable
 for all gains and timesteps, and it brakes with no more than its range (joint_drive.py). The range that the joint has, g forcerange within
-inputrange, is taken out of the fields of the actuators. A coordinate with several actuators of which one has a forcerange, or with a range
+inputrange, is taken out of the fields of the actuators. A coordinate with several actuators, one of them with a forcerange, or with a range
 that is open on one side, has no such clip, and is as with "implicitfast".
 
 "implicitfast" equals MuJoCo's integrators "implicit" and "implicitfast", (M + h d)(q̇⁺ − q̇) = h g f, where f is not clipped. Its position

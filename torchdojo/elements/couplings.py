@@ -266,7 +266,7 @@ def _best_turns(gaps: Callable[[Tensor], Tensor], like: Tensor, following: bool)
 
 
 def infeasible(couplings: Mapping[str, Coupling], joints: Mapping[str, Joint]) -> dict[str, str]:
-    """Couplings whose followers have limits that leave no room within those of their leaders: name -> both ranges, in words.
+    """Couplings whose followers have limits that leave no room within the limits of their leaders: name -> both ranges, in words.
 
     The range of a coordinate is what its own limits and couplings leave, so that a chain of couplings is seen as a whole. Angles may differ
     by a turn. Sums of several coordinates, and couplings that can be switched off or yield, are not looked at.

@@ -181,7 +181,7 @@ class JointFriction(JointElement):
     """Coulomb friction on all free coordinates of a joint: impulses (p, q) >= 0, slacks (σ_p, σ_q), all p first.
 
     Three free rotations have friction about the axes of the child, as MuJoCo's balls do: its box of torques turns with the child. About
-    one and two axes the rates are those of `StandardJoint.rate`.
+    one and two axes `StandardJoint.rate` gives the rates.
     """
 
     own_fields: tuple[str, ...] = ("friction",)
@@ -257,7 +257,7 @@ def _pair(b: Tensor, gap: Tensor, first: Tensor) -> Tensor:
 
 
 def _middle(joint: Joint) -> Tensor:
-    """The angles from which the joint's angles are counted, (..., num_angles): those of a user's joint from the middle of the limits.
+    """The angles from which the joint's angles are counted, (..., num_angles): a user's joint counts from the middle of the limits.
 
     With a lower limit alone, they reach from π/2 below it to 3π/2 above it. With an upper limit alone, it is the other way around.
     """

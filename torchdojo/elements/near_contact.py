@@ -175,7 +175,7 @@ def near_slots(a: str, p: Polytope, b: str | None, q: Polytope, slots: int, surf
     """The slots of a pair of cores in the frames of their bodies. The numbers are checked once, since robots have hundreds of pairs.
 
     Args:
-        surface: name of a fixed shape; "": none. arguments: friction and laws; tensors that require grad are those of all slots.
+        surface: name of a fixed shape; "": none. arguments: friction and laws; all slots share tensors that require grad.
     """
     first = NearContact(a, shapes=(p, q), other=b, **arguments)
     if surface:

@@ -79,7 +79,7 @@ def orthant_on_path(gamma: Tensor, slack: Tensor, kappa: Tensor, nominal: Tensor
 def disc_on_path(height: Tensor, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, change: Change) -> tuple[Tensor, Tensor]:
     """ξ and η (..., 3) of a second-order cone with ξ₁ = `height` (...,), from values (..., 3) off the path.
 
-    `change` has those of the last two components, (..., 2).
+    `change` has the last two components, (..., 2).
 
     From a distance e outside the disc the impulse comes back, and the slip grows by e over the weight. With a small weight that is many
     times the slip of Newton's point, and takes several iterations to undo. So the weight is at least e/|slip|, up to RETURN_WEIGHT times

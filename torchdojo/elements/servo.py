@@ -1,6 +1,6 @@
 """Servos and implicit springs of joints: the fields, and the damper that makes both implicit.
 
-At the next coordinate c⁺ = c + h ċ⁺, a spring or a position servo is that of the current one and a damper of h times the stiffness:
+At the next coordinate c⁺ = c + h ċ⁺, a spring or a position servo is one at the present coordinate and a damper of h times the stiffness:
 
     spring (rest − c⁺) = spring (rest − c) − h spring ċ⁺          kp (target − c⁺) − kd ċ⁺ = kp (target − c) − (kd + h kp) ċ⁺
 
@@ -110,7 +110,7 @@ class ServoJoint(Joint):
         return servo if total is None else total + servo
 
     def damping(self, timestep: Tensor, force: Tensor | None = None) -> Tensor:
-        """Damper along the free coordinates, with that of implicit springs and of servos without a range, (..., num_coordinates).
+        """Damper along the free coordinates, with dampers of implicit springs and of servos without a range, (..., num_coordinates).
 
         Args:
             force: of springs and inputs on the coordinates [N, N·m]; None: none.

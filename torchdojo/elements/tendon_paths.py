@@ -188,7 +188,7 @@ class Surface(NamedTuple):
 
 
 class SpatialTendon(Tendon):
-    """A tendon through sites, around spheres and cylinders, with branches behind pulleys. Its length is that of the shortest such string.
+    """A tendon through sites, around spheres and cylinders, with branches behind pulleys. The shortest such string has its length.
 
     ``td.SpatialTendon(["hip", td.Wrap(td.Site("femur"), 0.02), "shin"], sites=mech.sites, stiffness=100.0, rest=0.3)``
 

@@ -95,7 +95,7 @@ class Stepper(abc.ABC):
         """One step, or one period."""
 
     def batch_shapes(self) -> list[torch.Size]:
-        """Batch dimensions that results have beside those of the inputs, as far as they are known before a step."""
+        """Batch dimensions that results get from the stepper itself, beside those of the inputs, as far as they are known before a step."""
         return []
 
     def rollout(self, given: StepInputs, keep_solutions: bool = False) -> Trajectory:

@@ -1,4 +1,4 @@
-"""Jacobians between joint coordinates, composed of that of a step and those of both maps: what a backend without its own does."""
+"""Jacobians between joint coordinates, composed of the Jacobians of a step and of both maps, for backends without their own."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Bounds(NamedTuple):
 class Table(NamedTuple):
     """Numbers of all drives. Drives of `mech.actuators` have zeros for numbers, and infinite ranges.
 
-    gear, length0: (..., n), zero for drives at sites. ctrl, force: `Bounds` (..., n). act: those of the activations, (..., na).
+    gear, length0: (..., n), zero for drives at sites. ctrl, force: `Bounds` (..., n). act: `Bounds` of the activations, (..., na).
     dynamics: groups of the drives with an activation. gain, bias: of all drives with a law.
     """
 

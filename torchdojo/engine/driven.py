@@ -36,7 +36,7 @@ class Owner(Protocol):
 
 
 def _curve(drive: Any, part: str) -> Tensor:
-    """Numbers of the gain or the bias: three, or those of the curves of a muscle."""
+    """Numbers of the gain or the bias: three, or the numbers of a muscle's curves."""
     numbers = numbers_of(getattr(drive, f"{part}_numbers"))
     if getattr(drive, part) != "muscle":
         return numbers[..., :3]

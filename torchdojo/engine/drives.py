@@ -142,7 +142,7 @@ class Drives:
 
     Args:
         mech: the mechanism.
-        drives: name -> `td.Drive`; None: that of this name in `mech.actuators`, so that one vector has the controls of all.
+        drives: name -> `td.Drive`; None: the actuator of this name in `mech.actuators`, so that one vector has the controls of all.
 
     Raises:
         ValueError: names that do not exist; joints or tendons without an input.
@@ -267,7 +267,7 @@ class Drives:
         return (gear * torch.cat([quat.inverse_rotate(site.orientation, part) for part in (v, body.omega)], dim=-1)).sum(-1)
 
     def forces(self, ctrl: Tensor, act: Tensor, z: Tensor) -> Tensor:
-        """Force of each drive before its gear [N, N·m], (..., n); zeros for those of `mech.actuators`."""
+        """Force of each drive before its gear [N, N·m], (..., n); zeros for drives of `mech.actuators`."""
         self._check_size("ctrl", ctrl, len(self.names))
         self._check_size("act", act, self.num_activations)
         table, count = self._numbers, len(self.names)

@@ -78,7 +78,7 @@ class Kernel(Backend):
     def _rollout(self, given: StepInputs, keep_solutions: bool) -> Six:
         """The outputs of `ops.rollout_op` for the periods of u (..., P, nu), differentiable in z, u, wrench and parameters.
 
-        The solution is that of the last step, (..., 1, n), or those of the last steps of all periods.
+        The solution belongs to the last step, (..., 1, n), or to the last step of each period.
         """
         program, request, parameters, warm = self.program, self.request, self.parameters, given.warm
         data, less = given.data, Keep.PERIODS if keep_solutions else Keep.LAST

@@ -1,6 +1,6 @@
 """A step, or a control period, together with its derivatives: `Mechanism.linearize` and `Mechanism.linearize_minimal`.
 
-A single step is one call of the kernel. The derivatives of a period are the products of those of its steps, with the controls' law
+A single step is one call of the kernel. The derivatives of a period are products of the derivatives of its steps, with the controls' law
 
     δu = U_z δz + U_c δc,    A ← (A_t + B_t U_z) A,    B ← (A_t + B_t U_z) B + B_t U_c,
 

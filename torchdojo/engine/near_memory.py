@@ -2,7 +2,7 @@
 
 Robots have thousands of slots. To give each the terms of its step, and to pack these among the parameters of the next one, took three
 quarters of a call. So the terms stay here, and slots are empty, until somebody asks one of them for its term, or sets it. A rollout of the
-kernel takes terms from here and puts those of its last step back.
+kernel takes terms from here and puts the terms of its last step back.
 """
 
 from __future__ import annotations

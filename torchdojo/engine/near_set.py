@@ -313,7 +313,7 @@ class NearSteps(Backend):
         return torch.where(acts.reshape(impulses.shape), impulses, 0.0)
 
     def _pierced(self, start: Tensor, out: StepOutput, checked: Tensor, timestep: Tensor) -> Tensor:
-        """Whether a step leads bodies through each other, in those of the environments (n,) that are `checked`."""
+        """Whether a step leads bodies of environments (n,) through each other; False where they are not `checked`."""
         rows, through = checked.nonzero().squeeze(-1), torch.zeros_like(checked)
         if len(rows):
             end = out.z.detach().reshape(len(checked), -1)[rows]
@@ -333,7 +333,7 @@ class NearSteps(Backend):
     def _unsound(self, given: StepInputs, out: StepOutput, part: _Part) -> Tensor:
         """Whether bodies of environments (n,) got energy from nothing: another root of the equations than the motion.
 
-        Contacts take energy, but for what they give bodies that leave an overlap. So a step of free bodies adds no more than gravity does.
+        Contacts take energy, except where bodies leave an overlap. So a step of free bodies adds no more than gravity does.
         The bound is generous, and a hundred times as wide where something else may add energy; there, a step is only solved again.
         """
         bodies = list(self.structure.named_bodies().values())

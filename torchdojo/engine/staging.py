@@ -104,7 +104,7 @@ class Call(NamedTuple):
     total: int
 
     def send(self, tensors: Sequence[Tensor | None], split: Sequence[bool]) -> list[Chunk]:
-        """Begin to copy tensors to the host, first those of the first chunk."""
+        """Begin to copy tensors to the host, chunk by chunk."""
         chunks: list[Chunk] = []
         shared: dict[int, Tensor] = {}
         for rows in self.rows:
@@ -282,7 +282,7 @@ class Staging(Staged, Backend):
     """A backend of the host, for data on another device. Its numbers may be there, too.
 
     Args:
-        stacked: the stacked parameters where they are; None: those of the host.
+        stacked: the stacked parameters, on their device; None: the parameters of the host.
     """
 
     def __init__(self, host: Backend, copies: Copies, stacked: Sequence[Tensor] | None = None) -> None:
@@ -344,7 +344,7 @@ def _jacobian_first(solved: StepOutput, jacobian: Tensor) -> Sequence[Tensor]:
 
 
 def moved(value: _T, device: torch.device) -> _T:
-    """Tensors, and those of tuples, on a device; anything else as it is."""
+    """A tensor, or a tuple of tensors, on a device; anything else as it is."""
     if isinstance(value, Tensor):
         return cast(_T, value.to(device))
     if not isinstance(value, tuple):

@@ -7,8 +7,8 @@ import ctypes
 __all__ = ["ENTRIES", "STRUCTS", "Drives", "Feedback", "Gradient", "Impacts", "Law", "Map", "Near", "Options", "Rollout", "Sensors", "bind"]
 
 #: Name of a structure -> its fields, in C's words. N environments, T steps, nb bodies. Strides count numbers, and a stride of zero shares
-#: the array. Other arrays are contiguous. P = T / repeat periods hold an input each. Results are those of every step, S = T, or of every
-#: period, S = P; adjoints and Jacobians need those of every step.
+#: the array. Other arrays are contiguous. P = T / repeat periods hold an input each. S = T results belong to steps, or S = P to
+#: periods; adjoints and Jacobians need results of every step.
 STRUCTS: dict[str, dict[str, str]] = {
     "TdOptions": {
         "kappa": "double",
@@ -28,7 +28,7 @@ STRUCTS: dict[str, dict[str, str]] = {
     # The law that turns controls into inputs at the start of every step.
     "TdLaw": {
         "actuators": "int64_t",
-        "table": "const int32_t *",  # rows `Actuator`, those of a joint side by side
+        "table": "const int32_t *",  # rows `Actuator`; rows of a joint lie side by side
         "values": "const double *",  # (N or 1, numbers): `ACTUATOR_PARAMETERS` of each actuator, then the range of each input
         "stride": "int64_t",
         "measures": "int64_t",  # whether the law reads the state
@@ -41,7 +41,7 @@ STRUCTS: dict[str, dict[str, str]] = {
         "drives": "int64_t",
         "activations": "int64_t",
         "pushes": "int64_t",  # whether some drive acts at a site
-        "table": "const int32_t *",  # rows `Drive`, those of a joint side by side
+        "table": "const int32_t *",  # rows `Drive`; rows of a joint lie side by side
         "values": "const double *",  # (N or 1, drives, `DRIVE_NUMBERS`)
         "stride": "int64_t",
         "start": "const double *",  # activations before the first step, (N, na)
@@ -68,7 +68,7 @@ STRUCTS: dict[str, dict[str, str]] = {
         "feedforward_row": "const int64_t *",
         "gain": "const double *",  # K, (rows, P, m, size), or null
         "gain_row": "const int64_t *",
-        "solution": "const double *",  # (rows, P, n) of the nominal steps, from which those of their time start, or null
+        "solution": "const double *",  # (rows, P, n) of the nominal steps, where the iterations of each step start, or null
         "solution_row": "const int64_t *",
         "scale": "const double *",  # α, (N,)
         "lower": "const double *",  # (P, m)
@@ -90,7 +90,7 @@ STRUCTS: dict[str, dict[str, str]] = {
         "feedback": "const TdFeedback *",  # or null: u is written before it is read
         "wrench": "const double *",  # (N, 6 nb), or null
         "warm": "const double *",  # (N, n), or null
-        "grad_kappa": "const double *",  # (N,), or null for that of the options
+        "grad_kappa": "const double *",  # (N,), or null for the value in the options
         "z": "double *",  # (N, S, 13 nb), environments `z_stride` apart
         "z_stride": "int64_t",
         "impulses": "double *",  # (N, P, ni), summed over the period
@@ -121,7 +121,7 @@ STRUCTS: dict[str, dict[str, str]] = {
         "along": "const double *",  # the gradient of the value, or the tangent of the argument; null for the value
         "out": "double *",
     },
-    # Sensors at a state and the step that starts there (src/maps/sensors.hpp), or the gradients by what they read.
+    # Sensors at a state and the step that starts there (src/maps/sensors.hpp), or the gradients by their readings.
     "TdSensors": {
         "environments": "int64_t",
         "threads": "int64_t",
@@ -166,7 +166,7 @@ STRUCTS: dict[str, dict[str, str]] = {
     "TdNearSteps": {
         "known": "const double *",  # (N, K, 3) before the first step, or null
         "free": "int64_t",  # whether, without inputs, gravity alone gives bodies energy
-        "stored": "int64_t",  # steps whose terms are kept: T, or 1 for those of the last
+        "stored": "int64_t",  # steps whose terms are kept: T, or 1 for the last step alone
         "terms": "double *",  # (N, stored, K, 3)
         "overflow": "int64_t *",  # (N, 2): a contact of a pair with more terms than slots, or −1, and how many it has
     },

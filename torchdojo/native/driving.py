@@ -118,7 +118,7 @@ def drive_table(rows: Sequence[dict[str, int]], numbers: Sequence[dict[str, Tens
 
 
 class _Call:
-    """The tensors and structures of a call of the kernel. Controls (..., n) are those of one period, (..., P, n) those of many."""
+    """The tensors and structures of a call of the kernel. Controls (..., n) belong to one period, (..., P, n) to many."""
 
     def __init__(self, program: Program, request: Request, parameters: Parameters, table: DriveTable, given: Given, single: bool) -> None:
         z, ctrl, act, wrench, warm = given

@@ -54,7 +54,7 @@ class Problem(NamedTuple):
     """N rollouts of T steps, in P periods of `request.repeat` steps. With a law, u are controls (N, P, number of actuators).
 
     parameters: flat and stacked, N or 1 rows. z: (N, 13 nb). u: (N, P, nu). wrench: (N, 6 nb). warm: (N, n) or None.
-    packed: replaces `parameters` where they are packed already. grad_kappa: (N,) replaces that of the request's options.
+    packed: replaces `parameters` where they are packed already. grad_kappa: (N,) replaces the value in the request's options.
     feedback: writes u, contiguous, while the rollout goes on.
     """
 
@@ -144,8 +144,8 @@ def _outputs(problem: Problem, keep: Keep, batch: Sequence[int] | None = None) -
 def linearize(problem: Problem, result: Tensor, x: Tensor | None = None) -> Outputs:
     """Take one step, and write its Jacobian as `jacobian` does, in one call.
 
-    With q and qd in x (N, 2n), whose `states` are those of the problem, it is the Jacobian in minimal coordinates, (N, 2n, 2n + nu). Split
-    steps get zeros there.
+    x (N, 2n) has q and qd, from which `states` makes the states of the problem. With it, the Jacobian is in minimal coordinates,
+    (N, 2n, 2n + nu), and split steps get zeros.
     """
     out = _outputs(problem, Keep.STEPS)
     x = None if x is None else x.contiguous()

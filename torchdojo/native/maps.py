@@ -181,7 +181,7 @@ def _shape(program: Program, state: Tensor, parameters: Sequence[Tensor], which:
 
 @operators.define("state_map")
 def state_map_op(state: Tensor, parameters: list[Tensor], program: int, which: int, native: bool) -> tuple[Tensor, Tensor]:
-    """A function of states; by the kernel if `native`, else by the reference, which has those of a tree.
+    """A function of states; by the kernel if `native`, else by the reference, which has the maps of a tree.
 
     Without parameters, the mechanism's own are taken. The last result is their serial number (live.py).
     """

@@ -36,8 +36,8 @@ class Mirror:
     def get(self, program: Program, mechanism: PhysicalModule, stack: Callable[[], Sequence[Tensor]]) -> Mirrored:
         """The present parameters.
 
-        All numbers are compared with those of the copy, on the device: two kernels, and a wait that the states need anyway. Nothing else
-        would see what is written to `parameter.data`.
+        All numbers are compared with the copy, on the device: two kernels, and a wait that the states need anyway. Nothing else would see
+        writes to `parameter.data`.
         """
         tensors = None if torch.compiler.is_compiling() or transforming() or forward_mode() else _plain(modules_of(program, mechanism))
         if tensors is None:

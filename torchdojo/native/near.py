@@ -96,7 +96,7 @@ class NearProblem(NamedTuple):
     free: bool
 
     def solve(self, all_steps: bool) -> NearRollout:
-        """All steps. all_steps: whether the solutions and terms of all are wanted, or those of the last one."""
+        """All steps. all_steps: whether the solutions and terms of all are wanted, or of the last one alone."""
         count, steps = self.u.shape[:2]
         stored, program = steps if all_steps else 1, self.program
         out = NearRollout(

@@ -117,7 +117,7 @@ def _layout(group: Group) -> np.dtype:
         counts = {name: len(element.ends) for name in ("coefficients",) if name in group.fields}
         return numbers(COUPLING_PARAMETERS, **counts)
     if isinstance(element, Tendon):
-        # Numbers of the path stand behind those of the law. Joints of a sum have packed parameters of their own.
+        # Numbers of the path stand behind numbers of the law. Joints of a sum have packed parameters of their own.
         path = {name: ndim for name, ndim in element.fields.items() if name not in (TENDON_PARAMETERS.names or ())}
         return numbers(
             TENDON_PARAMETERS, **{name: math.prod(getattr(element, name).shape[-ndim:] if ndim else ()) for name, ndim in path.items()}

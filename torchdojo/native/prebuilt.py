@@ -2,7 +2,7 @@
 
     native/lib/kernel-<level>-<key>-<sha256>.so
 
-The key is that of the sources and of the generated header, so a library of other sources is never opened. The checksum finds damage.
+The key follows from the sources and the generated header, so a library of other sources is never opened. The checksum finds damage.
 Libraries are opened where pip has put them: nothing is unpacked or written. A checkout has no such folder, and compiles.
 """
 

@@ -27,7 +27,7 @@ __all__ = ["CONSTANTS", "ENUMS", "LAYOUTS", "ROWS", "TABLES", "numbers", "place"
 
 # -- enums -------------------------------------------------------------------------------------------------------------------------------
 
-CROOKED_QUATERNION = 3  # a status of the kernel beyond those of `Status`
+CROOKED_QUATERNION = 3  # a status of the kernel that `Status` lacks
 
 
 class ContactModel(enum.IntEnum):
@@ -166,7 +166,7 @@ JOINT = _row(
     "first_cone num_cones",  # its limits and frictions
     "has_rate_cones",  # friction, limits of rates, drives
     "driven",  # bits of the coordinates with a drive, whose inputs the drive has
-    "repeats",  # whether its rows are those of a projection, which leaves out what repeats other joints of a loop
+    "repeats",  # whether a projection leaves out its rows that repeat other joints of a loop
     "free_data",  # number among the joints with armature, limits or friction (−1: none)
     "size",  # rows of its node: held directions, free ones where a damper or the like acts, extra ones; 0: no node
     "right",  # position in the right-hand side
@@ -331,7 +331,7 @@ DRIVE_PARAMETERS = numbers(half=1, middle=1, stiffness=1, damping=1)  # per free
 CONTACT_PARAMETERS = numbers(point=3, radius=1, offset=1, normal=3, tangents=6, friction=1)
 # off: 1 − active. Coefficients of the ends stand behind, where given.
 COUPLING_PARAMETERS = numbers(ratio=1, offset=1, curve=3, off=1, compliance=1, damping=1)
-TENDON_PARAMETERS = numbers(  # then those of the path
+TENDON_PARAMETERS = numbers(  # the numbers of the path follow
     stiffness=1, damping=1, rest_lower=1, rest_upper=1, **dict.fromkeys(tendon.LIMIT_FIELDS, 1), friction=1, armature=1
 )
 # Each actuator has the numbers of its law (actuation.py). A range (lower, upper) of each input follows.

@@ -163,7 +163,7 @@ class Equalities:
         weight, stiffness, damping = softness(self.model, self.model.eq_solref[i], self.model.eq_solimp[i])
         inverse = np.sum([self.model.body_invweight0[b] for b in _ends(self.model, i)], axis=0)  # for translations and for rotations
         mass = np.divide(1.0, inverse, out=np.zeros(2), where=inverse > 0)  # a hand on slides does not turn
-        # The rows of a weld are torquescale sin(angle / 2), about half the scale times the angle; those of a connect have none.
+        # The rows of a weld are torquescale sin(angle / 2), about half the scale times the angle; a connect has no such rows.
         scale = np.array([1.0, 0.5 * float(self.model.eq_data[i, 10]) if weld else 0.0])
         armature = np.repeat(weight * scale**2 * mass, 3)
         values = {"spring": stiffness * armature, "damper": damping * armature, "armature": armature}

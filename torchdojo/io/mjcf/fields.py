@@ -14,7 +14,7 @@ from torchdojo.io.robot import Array
 
 __all__ = ["read_ground"]
 
-TURNED = 1e-6  # between the axes of a geom and those of the world
+TURNED = 1e-6  # largest deviation between the axes of a geom and of the world
 SMOOTH = (
     "the ground is a cubic B-spline whose control values are the samples, smooth where MuJoCo has edges: on the surface of a quadratic "
     "it lies c²/6 (∂²/∂x² + ∂²/∂y²) off, with cells c; beyond the border it goes on level; it has no underside"

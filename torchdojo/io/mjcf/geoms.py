@@ -393,14 +393,14 @@ class GeomReader:
 
 
 def _surface_of(friction: Sequence[float] | Array, condim: int) -> _Surface:
-    """`friction`: sliding, torsional [m] and rolling [m], of which `condim` says how many act."""
+    """`friction`: sliding, torsional [m] and rolling [m]; `condim` says how many of them act."""
     slide, spin, roll = (float(number) for number in friction)
     laws = {"torsional_friction": spin if condim >= 4 else 0.0, "rolling_friction": roll if condim >= 6 else 0.0}
     return _Surface(None if condim == 1 else slide, {name: value for name, value in laws.items() if value > 0})
 
 
 def touching_geoms(model: Any, excluded: set[frozenset[int]], parents: bool) -> list[tuple[int, int]]:
-    """Pairs of geoms that MuJoCo lets touch: those of <pair>, and what contype, conaffinity, <exclude> and the parent filter leave.
+    """Pairs of geoms that MuJoCo lets touch: pairs of <pair>, and pairs that contype, conaffinity, <exclude> and the parent filter leave.
 
     Args:
         excluded: pairs of MJCF bodies. parents: whether bodies touch the bodies that carry them; the world touches its children.

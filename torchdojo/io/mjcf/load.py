@@ -97,8 +97,8 @@ def load_mjcf(
         mesh, mesh_path, mesh_points: as in `load_urdf`, for meshes that collide. MuJoCo reads them, so `trimesh` is not needed, and flat
             ones are refused.
         servos: "implicit": position and velocity servos act at the next configuration, and their joints have their forcerange. Stable for
-            all gains. "implicitfast": as MuJoCo's integrator of this name, with positions of now. "explicit": positions and velocities of
-            now. elements/actuators.py compares them. The joints keep their servos where u does not come from ``mech.actuators``.
+            all gains. "implicitfast": as MuJoCo's integrator of this name, with present positions. "explicit": present positions and
+            velocities. elements/actuators.py compares them. The joints keep their servos where u does not come from ``mech.actuators``.
         ground: "auto": in a file without planes, bodies that float touch z = 0. True: all bodies touch it. False: none does.
         near, slots: of contacts between bodies, as in `td.combine`: "auto" gives near contacts to shapes without a closed form (cylinders,
             hulls), and to all but ellipsoids in files of more than 12 pairs, whose steps are faster then. True: to all but ellipsoids.

@@ -21,7 +21,7 @@ from torchdojo.sensors.site import SHAPES, Site
 
 __all__ = ["add_sensors"]
 
-#: MuJoCo's sensors -> ours, by what they are attached to
+#: MuJoCo's sensors -> ours, by the kind of object that they are attached to
 FRAMES = {
     "FRAMEPOS": "frame_position", "FRAMEQUAT": "frame_quaternion", "FRAMEXAXIS": "frame_x_axis", "FRAMEYAXIS": "frame_y_axis",
     "FRAMEZAXIS": "frame_z_axis", "FRAMELINVEL": "frame_linear_velocity", "FRAMEANGVEL": "frame_angular_velocity",

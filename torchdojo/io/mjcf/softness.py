@@ -21,7 +21,7 @@ __all__ = ["Softness", "softness"]
 
 
 class Softness(NamedTuple):
-    """weight: d / (1 - d). stiffness: k [1/s^2]. damping: b [1/s]. Times weight / A they are those of a spring and a damper."""
+    """weight: d / (1 - d). stiffness: k [1/s^2]. damping: b [1/s]. Times weight / A they belong to a spring and a damper."""
 
     weight: float
     stiffness: float

@@ -57,7 +57,7 @@ def keyframes(mech: Mechanism, robot: MjcfInfo) -> dict[str | int, Keyframe]:
     """The keyframes of the file by name, those without a name by number: qpos and qvel as coordinates of the tree's joints, and ctrl.
 
     In closed loops, they are coordinates to start from: `initial_state` closes the loops. Velocities belong to the first timestep of a
-    batch. Controls are those of the actuators that the mechanism has.
+    batch. Controls belong to the actuators of the mechanism.
     """
     model, order = robot.compiled.model, mech.tree_order()
     h = mech.timestep.detach().cpu().double().reshape(-1)[0]

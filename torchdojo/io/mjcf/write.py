@@ -1,7 +1,7 @@
 """A mechanism as an MJCF file: its bodies, joints, contacts with planes of the world, and numbers of joints. Motors are not written.
 
-The frame of a body is that of `Body`, at its center of mass, so that states need no conversion. Coordinates of a joint with one rotation
-are those of its hinge. Two or three rotations become hinges one after another, whose angles are the rotation vector to first order.
+The frame of a body is that of `Body`, at its center of mass, so that states need no conversion. A joint with one rotation has the
+coordinates of its hinge. Two or three rotations become hinges one after another, whose angles are the rotation vector to first order.
 
 | here | in the file |
 |---|---|
@@ -141,7 +141,7 @@ def _varies(mech: Mechanism, name: str) -> bool:
 
 
 def _joints(mech: Mechanism, name: str, joint: StandardJoint) -> Iterator[ElementTree.Element]:
-    """The joints of a body. At coordinate zero the joint frame is that of the child, so axes need no turn."""
+    """The joints of a body. At coordinate zero the joint frame is the frame of the child, so axes need no turn."""
     if _is_free(joint):
         yield ElementTree.Element("freejoint", name=name)
         return
