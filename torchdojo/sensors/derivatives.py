@@ -103,7 +103,7 @@ def sensor_derivatives(
     """y (..., m), C (..., m, 12 nb) and D (..., m, nu), or by ctrl. They are zero where the step fails.
 
     Args:
-        mech: with `step`, `retract` and `read_sensors`. z: (..., 13 nb). given: of the reading, without `out`.
+        mech: with `step` and `read_sensors`. z: (..., 13 nb). given: of the reading, without `out`.
         solved: the linearization of the step. options: of the step.
     """
     reader = _Reader(mech, z, given, names, solved)
