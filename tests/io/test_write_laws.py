@@ -179,6 +179,7 @@ def test_media_come_back(tmp_path: Path) -> None:
         torch.testing.assert_close(one.passive(z), mech.passive(z), rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.filterwarnings("ignore:.*what differs")
 def test_surfaces_come_back(tmp_path: Path) -> None:
     """Friction against turning and rolling."""
     contact = td.NonlinearContact("ball", point=(0, 0, 0), radius=0.1, friction=0.6, torsional_friction=0.003, rolling_friction=0.002)
@@ -190,6 +191,38 @@ def test_surfaces_come_back(tmp_path: Path) -> None:
     z = mech.initial_state(ball={"position": (0, 0, 0.1), "velocity": (1.0, 0, 0), "angular_velocity": (0, 0, 3.0)})
     assert left_out == []
     torch.testing.assert_close(other.rollout(z, steps=STEPS).z, mech.rollout(z, steps=STEPS).z, rtol=0, atol=TOLERANCE)
+
+
+SOLIDS: dict[str, Any] = {
+    "sphere": td.Sphere(0.1, position=(0.02, 0, 0)),
+    "capsule": td.Capsule(0.05, 0.2, position=(0, 0.01, 0), orientation=(0.8, 0.6, 0.0, 0.0)),
+    "box": td.Box((0.2, 0.3, 0.1), orientation=(0.6, 0.0, 0.8, 0.0)),
+    "ellipsoid": td.Ellipsoid((0.1, 0.12, 0.09)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*what differs")
+@pytest.mark.parametrize(
+    ("one", "two"), [("sphere", "sphere"), ("sphere", "box"), ("sphere", "capsule"), ("ellipsoid", "ellipsoid"), ("ellipsoid", "sphere")]
+)
+@pytest.mark.parametrize("fixed", [False, True])
+def test_shapes_that_touch_come_back(one: str, two: str, fixed: bool, tmp_path: Path) -> None:
+    law = {"shape": SOLIDS[one], "other_shape": SOLIDS[two], "other": None if fixed else "low", "friction": 0.6}
+    mech = td.Mechanism(
+        {name: td.Body(1.0, (4e-3, 5e-3, 6e-3)) for name in ("high", "low")},  # the reader's contacts are on the first body
+        contacts={"pair": td.NonlinearContact("high", **law)},
+        timestep=0.01,
+    )
+    mech.poses.clear()
+    text, left_out = write_mjcf(mech)
+    assert left_out == []
+    (tmp_path / "pair.xml").write_text(text)
+    other = td.load(tmp_path / "pair.xml", timestep=0.01, contacts="all", ground=False)
+    assert len(other.contacts) == 1
+    z = mech.initial_state(high={"position": (0.02, 0.01, 0.5), "angular_velocity": (0.3, 2.0, 0)}, low={"velocity": (0, 0, 3.0)})
+    ours, theirs = (m.rollout(z, steps=2 * STEPS) for m in (mech, other))
+    assert float(mech.contact_forces(ours.z[1:], ours.impulses)["pair"].norm(dim=-1).max()) > 1.0  # they meet
+    torch.testing.assert_close(theirs.z, ours.z, rtol=0, atol=TOLERANCE)
 
 
 def test_laws_without_a_counterpart_are_named() -> None:

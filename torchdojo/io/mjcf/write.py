@@ -8,7 +8,7 @@ are those of its hinge. Two or three rotations become hinges one after another, 
 | `Floating` to the world | `<freejoint>` |
 | free translations, then free rotations | `<joint type="slide">`, `<joint type="hinge">` |
 | limits, damper, armature, friction, spring, rest | `range`, `damping`, `armature`, `frictionloss`, `stiffness`, `springref` |
-| a sphere or point against a half-space of the world | `<geom type="sphere">`, 1 nm for a point, and `<geom type="plane">` |
+| contacts | spheres and planes; pairs of shapes (`write_contacts.py`) |
 | tendons, couplings | `<tendon>`, `<equality>` (`write_tendons.py`) |
 | actuators, drives, inputs | `<actuator>` (`write_actuators.py`) |
 | sites and sensors | `<site>` and `<sensor>` (`write_sensors.py`) |
@@ -31,11 +31,10 @@ from torch.nn.utils.parametrize import type_before_parametrizations
 from torchdojo import quaternion as quat
 from torchdojo.elements import joints as joints_module
 from torchdojo.elements.bodies import Body
-from torchdojo.elements.contact import Contact
-from torchdojo.elements.contacts import ImpactContact, LinearContact, NonlinearContact
 from torchdojo.elements.joints import JOINT_TYPES, StandardJoint
 from torchdojo.elements.servo import SERVO
 from torchdojo.io.mjcf.write_actuators import carried_damping, force_ranges, write_actuators
+from torchdojo.io.mjcf.write_contacts import TIMESTEP, write_contacts
 from torchdojo.io.mjcf.write_sensors import write_sensors
 from torchdojo.io.mjcf.write_state import write_passive, write_poses
 from torchdojo.io.mjcf.write_tendons import write_couplings, write_tendons
@@ -45,11 +44,6 @@ from torchdojo.mechanism import Mechanism
 from torchdojo.state.layout import split_state
 
 __all__ = ["coordinate_names", "write_mjcf"]
-
-POINT = 1e-9  # radius of a point in MuJoCo, which has none without [m]
-TIMESTEP = 0.002  # MuJoCo's own default [s]
-LOST_LAWS = ("restitution", "recovery_speed", "stiffness", "damping")  # of contacts
-HARD = {"solref": f"{2 * TIMESTEP:g} 1", "solimp": "0.95 0.99 0.001"}  # contacts as hard as this timestep allows, critically damped
 
 
 def coordinate_names(mech: Mechanism, joint: str) -> list[str]:
@@ -66,9 +60,10 @@ def coordinate_names(mech: Mechanism, joint: str) -> list[str]:
 def write_mjcf(mech: Mechanism, name: str = "robot") -> tuple[str, list[str]]:
     """The text of an MJCF file, and the names of what is left out.
 
-    These are contacts between bodies and with surfaces other than planes, "NAME"; parts without a counterpart, "tendons.NAME",
-    "couplings.NAME", "actuators.NAME", "drives.NAME", "inputs.JOINT", "sensors.NAME", "poses.NAME", "passive"; and laws of parts that are
-    written without them, "joints.NAME.velocity_limits", "contacts.NAME.restitution". ``torchdojo/io/README.md`` has the table.
+    These are near contacts, and contacts with height fields, half-spaces of bodies and surfaces of one's own, "NAME"; parts without a
+    counterpart, "tendons.NAME", "couplings.NAME", "actuators.NAME", "drives.NAME", "inputs.JOINT", "sensors.NAME", "poses.NAME", "passive";
+    and laws of parts that are written without them, "joints.NAME.velocity_limits", "contacts.NAME.restitution".
+    ``torchdojo/io/README.md`` has the table.
 
     Raises:
         ValueError: loops, bodies and joints of the user's own, a free joint between two bodies, parameters of several environments.
@@ -81,7 +76,7 @@ def write_mjcf(mech: Mechanism, name: str = "robot") -> tuple[str, list[str]]:
     ElementTree.SubElement(file.root, "option", timestep=str(TIMESTEP), gravity=_text(mech.gravity), **option)
     file.bodies[None] = ElementTree.SubElement(file.root, "worldbody")
     _write_tree(file)
-    _write_contacts(file)
+    write_contacts(file)
     written = write_tendons(file)
     write_couplings(file)
     write_actuators(file, written)
@@ -113,37 +108,6 @@ def _write_tree(file: Writing) -> None:
         ElementTree.SubElement(body, "inertial", pos="0 0 0", mass=_text(solid.mass), fullinertia=_text(inertia))
         assert isinstance(joint, StandardJoint)  # `_check` refuses others
         body.extend(_joints(file, entry.name, joint))
-
-
-def _write_contacts(file: Writing) -> None:
-    """Spheres and points that touch planes of the world."""
-    planes = dict[tuple[float, ...], str]()
-    for key, contact in file.mech.named_contacts().items():
-        if not _with_a_plane(contact):
-            file.left_out.append(key)
-            continue
-        lost = [law for law in LOST_LAWS if law in contact.fields and bool((getattr(contact, law) != 0).any())]
-        file.left_out += [f"contacts.{key}.{law}" for law in (*lost, *(("facets",) if isinstance(contact, LinearContact) else ()))]
-        size = str(max(float(contact.radius), POINT))
-        collides: dict[str, Any] = {"contype": "1", "conaffinity": "0", **_surface(contact), **HARD}
-        ElementTree.SubElement(file.bodies[contact.body], "geom", name=key, type="sphere", pos=_text(contact.point), size=size, **collides)
-        normal = torch.nn.functional.normalize(contact.normal, dim=-1)
-        planes.setdefault((*normal.tolist(), float(contact.offset)), f"plane_{len(planes)}")
-    for (*direction, offset), key in planes.items():
-        spot = _text(offset * torch.tensor(direction, dtype=torch.float64))
-        axis = _text(torch.tensor(direction, dtype=torch.float64))
-        # of two frictions MuJoCo takes the larger one: that of the sphere
-        surface: dict[str, Any] = {"contype": "0", "conaffinity": "1", "condim": "3", "friction": "0 0 0", **HARD}
-        ElementTree.SubElement(file.bodies[None], "geom", name=key, type="plane", size="0 0 1", pos=spot, zaxis=axis, **surface)
-
-
-def _surface(contact: Contact) -> dict[str, str]:
-    """condim and friction; MuJoCo's own numbers stand where a law does not act."""
-    given = [getattr(contact, law, None) for law in ("friction", "torsional_friction", "rolling_friction")]
-    condim = "6" if given[2] is not None else "4" if given[1] is not None else "3"
-    usual = (0.0, 0.005, 0.0001) if condim == "3" else (0.0, 0.0, 0.0)
-    numbers = [absent if value is None else float(value) for value, absent in zip(given, usual, strict=True)]
-    return {"condim": condim, "friction": " ".join(f"{number:.9g}" for number in numbers)}
 
 
 def _check(mech: Mechanism) -> None:
@@ -221,9 +185,3 @@ def _joints(file: Writing, name: str, joint: StandardJoint) -> Iterator[ElementT
 def _each(value: Tensor, count: int) -> list[float]:
     numbers: list[float] = torch.as_tensor(value, dtype=torch.float64).expand(count).tolist()
     return numbers
-
-
-def _with_a_plane(contact: Contact) -> bool:
-    plane = contact.other_kind == "surface" and type(contact).signed_distance is Contact.signed_distance
-    known = type_before_parametrizations(contact) in (ImpactContact, LinearContact, NonlinearContact)
-    return known and contact.other is None and contact.shape_kind == "sphere" and plane

@@ -26,11 +26,10 @@ from torchdojo.elements.coupling import Coupling
 from torchdojo.elements.couplings import SumCoupling
 from torchdojo.elements.tendon import FAR, Tendon
 from torchdojo.elements.tendon_paths import FixedTendon, SpatialTendon
+from torchdojo.io.mjcf.write_contacts import HARD
 from torchdojo.io.mjcf.writing import Writing, text_of
 
 __all__ = ["write_couplings", "write_tendons"]
-
-HARD = {"solref": "0.004 1", "solimp": "0.95 0.99 0.001"}  # of rigid couplings, at MuJoCo's own timestep
 
 
 def write_tendons(file: Writing) -> list[str]:
