@@ -193,6 +193,28 @@ def test_surfaces_come_back(tmp_path: Path) -> None:
     torch.testing.assert_close(other.rollout(z, steps=STEPS).z, mech.rollout(z, steps=STEPS).z, rtol=0, atol=TOLERANCE)
 
 
+@pytest.mark.parametrize("closing", ["connect", "weld"])
+@pytest.mark.parametrize("active", [None, 0.0])
+def test_loops_come_back(closing: str, active: float | None, tmp_path: Path) -> None:
+    """Two fingers whose tips are tied to each other, by a point or with all their axes."""
+    ends = {"parent_anchor": (0.02, 0, -0.08), "child_anchor": (0.02, 0.01, 0.08), "actuated": False, "active": active}
+    bodies = {name: td.Body(0.3, (2e-3, 2e-3, 1e-3)) for name in ("low", "middle", "high", "cart")}
+    joints: dict[str, td.Joint] = {
+        "knuckle": td.Revolute(None, "low", axis=(0, 1, 0), child_anchor=(0, 0, 0.1)),
+        "twist": td.Revolute("low", "middle", axis=(1, 0, 0.5), parent_anchor=(0, 0, -0.1), child_anchor=(0, 0, 0.08)),
+        "tip": td.Revolute("middle", "high", axis=(1, 1, 0), parent_anchor=(0, 0, -0.1), child_anchor=(0, 0, 0.08)),
+        "cart": td.Floating(None, "cart", actuated=False),
+    }
+    turn = {"orientation_offset": (0.8, 0.0, 0.6, 0.0)} if closing == "weld" else {}
+    joints["tied"] = td.Fixed("high", "cart", **ends, **turn) if turn else td.Spherical("high", "cart", **ends)
+    mech = td.Mechanism(bodies, joints, timestep=0.005)
+    other = again(mech, tmp_path, switches=active is not None)
+    assert type(other.joints["tied"]) is type(mech.joints["tied"])
+    z = mech.initial_state(knuckle={"q": 0.4, "qd": 1.0}, tip={"q": 0.3})
+    states = [one.rollout(z, steps=STEPS).z for one in (mech, other)]
+    torch.testing.assert_close(*states, rtol=0, atol=TOLERANCE)
+
+
 SOLIDS: dict[str, Any] = {
     "sphere": td.Sphere(0.1, position=(0.02, 0, 0)),
     "capsule": td.Capsule(0.05, 0.2, position=(0, 0.01, 0), orientation=(0.8, 0.6, 0.0, 0.0)),

@@ -9,7 +9,7 @@ are those of its hinge. Two or three rotations become hinges one after another, 
 | free translations, then free rotations | `<joint type="slide">`, `<joint type="hinge">` |
 | limits, damper, armature, friction, spring, rest | `range`, `damping`, `armature`, `frictionloss`, `stiffness`, `springref` |
 | contacts | spheres and planes; pairs of shapes (`write_contacts.py`) |
-| tendons, couplings | `<tendon>`, `<equality>` (`write_tendons.py`) |
+| tendons, couplings, `Spherical` and `Fixed` that close loops | `<tendon>`, `<equality>` (`write_tendons.py`) |
 | actuators, drives, inputs | `<actuator>` (`write_actuators.py`) |
 | sites and sensors | `<site>` and `<sensor>` (`write_sensors.py`) |
 | `mech.passive`, `mech.poses` | `density`, `viscosity`, `wind`, `gravcomp`; `<keyframe>` |
@@ -37,7 +37,7 @@ from torchdojo.io.mjcf.write_actuators import carried_damping, force_ranges, wri
 from torchdojo.io.mjcf.write_contacts import TIMESTEP, write_contacts
 from torchdojo.io.mjcf.write_sensors import write_sensors
 from torchdojo.io.mjcf.write_state import write_passive, write_poses
-from torchdojo.io.mjcf.write_tendons import write_couplings, write_tendons
+from torchdojo.io.mjcf.write_tendons import LOOPS, write_couplings, write_loops, write_tendons
 from torchdojo.io.mjcf.writing import Writing
 from torchdojo.io.mjcf.writing import text_of as _text
 from torchdojo.mechanism import Mechanism
@@ -66,7 +66,8 @@ def write_mjcf(mech: Mechanism, name: str = "robot") -> tuple[str, list[str]]:
     ``torchdojo/io/README.md`` has the table.
 
     Raises:
-        ValueError: loops, bodies and joints of the user's own, a free joint between two bodies, parameters of several environments.
+        ValueError: loops that other joints than `Spherical` and `Fixed` close, bodies and joints of the user's own, a free joint between
+            two bodies, parameters of several environments.
     """
     _check(mech)
     file = Writing(mech, name)
@@ -79,6 +80,7 @@ def write_mjcf(mech: Mechanism, name: str = "robot") -> tuple[str, list[str]]:
     write_contacts(file)
     written = write_tendons(file)
     write_couplings(file)
+    write_loops(file)
     write_actuators(file, written)
     file.left_out += [f"sensors.{key}" for key in write_sensors(file)]
     write_passive(file)
@@ -113,12 +115,13 @@ def _write_tree(file: Writing) -> None:
 def _check(mech: Mechanism) -> None:
     ours = [getattr(joints_module, name) for name in JOINT_TYPES]
     wrong = [name for name, joint in mech.named_joints().items() if type_before_parametrizations(joint) not in ours]
-    loops = [name for name in mech.named_joints() if name not in mech.tree_joints]
+    closing = {name: joint for name, joint in mech.named_joints().items() if name not in mech.tree_joints}
+    loops = [name for name, joint in closing.items() if type(joint) not in LOOPS]
     solids = [name for name, body in mech.bodies.items() if type_before_parametrizations(body) is not Body]
     free = [name for name, joint in mech.named_joints().items() if joint.body_names[0] is not None and _is_free(joint)]
     batched = [name for name, value in mech.named_parameters() if value.ndim and name != "timestep" and _varies(mech, name)]
     problems = {
-        f"joints that close loops, {loops}": bool(loops),
+        f"joints other than Spherical and Fixed that close loops, {loops}": bool(loops),
         f"bodies of one's own, {solids}": bool(solids),
         f"joints of one's own, {wrong}": bool(wrong),
         f"free joints between two bodies, {free}": bool(free),
@@ -127,7 +130,8 @@ def _check(mech: Mechanism) -> None:
     for problem, there in problems.items():
         if there:
             raise ValueError(
-                f"write_mjcf: got a mechanism with {problem}; allowed: a tree of standard joints, with one number for each parameter; "
+                f"write_mjcf: got a mechanism with {problem}; allowed: standard joints, a tree of them but for connects and welds, with "
+                "one number for each parameter; "
                 "write its MJCF file by hand"
             )
 

@@ -1,4 +1,4 @@
-"""Tendons and couplings of a mechanism as elements of an MJCF file.
+"""Tendons, couplings and joints that close loops as elements of an MJCF file.
 
 | here | in the file |
 |---|---|
@@ -9,6 +9,7 @@
 | `JointCoupling`, `JointLock` | `<equality><joint>` |
 | `SumCoupling` | `<equality><tendon>`, with fixed tendons "NAME_followers" and "NAME_leaders" without forces |
 | compliance and damping of a coupling | `solref`, `solimp`, which ``load(soft=True)`` reads |
+| `Spherical`, `Fixed` that close loops | `<connect>`, `<weld>` between sites "NAME_parent" and "NAME_child" |
 
 MuJoCo has no pulleys of negative divisors, no coordinates of free joints in tendons and equalities, and no armature around geoms.
 """
@@ -24,12 +25,17 @@ from torch import Tensor
 
 from torchdojo.elements.coupling import Coupling
 from torchdojo.elements.couplings import SumCoupling
+from torchdojo.elements.joints import Fixed, Spherical, StandardJoint
+from torchdojo.elements.servo import SERVO
 from torchdojo.elements.tendon import FAR, Tendon
 from torchdojo.elements.tendon_paths import FixedTendon, SpatialTendon
 from torchdojo.io.mjcf.write_contacts import HARD
 from torchdojo.io.mjcf.writing import Writing, text_of
 
-__all__ = ["write_couplings", "write_tendons"]
+__all__ = ["LOOPS", "write_couplings", "write_loops", "write_tendons"]
+
+LOOPS: dict[type, str] = {Spherical: "connect", Fixed: "weld"}
+LOST_LAWS = ("spring", "damper", "friction", "armature", "velocity_limits", *SERVO)  # of joints that close loops
 
 
 def write_tendons(file: Writing) -> list[str]:
@@ -130,6 +136,24 @@ def write_couplings(file: Writing) -> None:
         if coupling.active is not None:
             element.set("active", "true" if float(coupling.active) else "false")
         file.section("equality").append(element)
+
+
+def write_loops(file: Writing) -> None:
+    """Add the joints that close loops as equalities; their springs, dampers and other laws are left out."""
+    for name, joint in file.mech.named_joints().items():
+        if name in file.mech.tree_joints:
+            continue
+        assert isinstance(joint, StandardJoint)  # `write_mjcf` refuses others
+        given = {law: getattr(joint, law) for law in LOST_LAWS}
+        lost = [law for law, value in given.items() if value is not None and bool((value != 0).any())]
+        file.left_out += [f"joints.{name}.{law}" for law in lost] + ([f"joints.{name}.limits"] if joint.limits is not None else [])
+        parent, child = joint.body_names
+        first = file.site(f"{name}_parent", parent, joint.parent_anchor, quat=text_of(joint.orientation_offset))
+        second = file.site(f"{name}_child", child, joint.child_anchor)
+        options = {"name": name, "site1": first, "site2": second, **HARD}
+        element = ElementTree.SubElement(file.section("equality"), LOOPS[type(joint)], options)
+        if joint.active is not None:
+            element.set("active", "true" if float(joint.active) else "false")
 
 
 def _equality(file: Writing, name: str, coupling: Coupling) -> ElementTree.Element | None:
