@@ -378,7 +378,7 @@ class Mechanism(TendonSpace, Sensing):
             wrt: names of what else to differentiate by: "wrench", or parameters of `mech.named_parameters()`, "bodies.trunk.mass" say. Each
                 row takes a backward pass, 12 nb in all.
             out: (..., 12 nb, 12 nb + nu) for A and B side by side, as in `jacobians`.
-            sensors: True, or names: y, C and D of `read_sensors` at z and of this step, a backward pass for each number.
+            sensors: True, or names: y, C and D of `read_sensors` at z and of this step. Forces take a backward pass, all together.
 
         Environments that fail are flagged, and have zeros in A, B, C, D and `by`. Nothing here is differentiable.
 
@@ -390,7 +390,8 @@ class Mechanism(TendonSpace, Sensing):
         if sensors is False:
             return solved
         given = ReadingGiven(None, u, ctrl, wrench, repeat=repeat)
-        y, C, D = sensor_derivatives(self, z, given, None if sensors is True else sensors, warm_start=warm_start, grad_kappa=grad_kappa)
+        kept = {"warm_start": warm_start, "grad_kappa": grad_kappa}
+        y, C, D = sensor_derivatives(self, z, given, None if sensors is True else sensors, solved, **kept)
         return solved._replace(y=y, C=C, D=D)
 
     @in_float64

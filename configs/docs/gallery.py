@@ -1,6 +1,7 @@
 """Makes the pictures of gallery.md anew: python configs/docs/gallery.py [NAME ...]; without names, all of them (about ten minutes).
 
-The commands are those of the page. Each runs in a folder of its own, where the checkout is found as `.`, and leaves NAME.webp.
+The commands are those of the page. Each runs in a folder of its own, where configs and scripts of the checkout are found, and leaves
+NAME.webp.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def make(name: str) -> Path:
     """Run the commands of a picture, and put it where the page shows it."""
     picture, commands = entries()[name]
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "configs").symlink_to(ROOT / "configs")
+        for part in ("configs", "scripts"):
+            (Path(folder) / part).symlink_to(ROOT / part)
         paths = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
         subprocess.run(["bash", "-euc", commands], cwd=folder, env={**os.environ, **paths}, check=True, stdout=subprocess.DEVNULL)
         shutil.copyfile(Path(folder) / f"{name}.webp", picture)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,62 @@ def test_equalities_yield_as_mujocos(equality: str, softness: str, tmp_path: Pat
     kinds = [[entry.kind for entry in m.load_report.entries] for m in (mech, other)]
     assert "equality constraints between joints" in kinds[0] and "solref and solimp of equalities" not in kinds[0]
     assert "equality constraints between joints" not in kinds[1] and "solref and solimp of equalities" in kinds[1]
+
+
+STRINGS = """<mujoco>
+  <option timestep="0.002" gravity="0 0 -9.81"><flag contact="disable"/></option>
+  <worldbody>
+    <site name="hook" pos="0 0.1 1"/><site name="other hook" pos="1.2 0 1"/><site name="third hook" pos="1 0 0.8"/>
+    <geom name="post" type="sphere" size="0.1" pos="1.1 0 0.5" contype="0" conaffinity="0"/>
+    <body name="a"><joint name="x" type="slide" axis="0 0 1" {HELD}/><geom size="0.05" mass="2"/><site name="top" pos="0.2 0.1 0"/></body>
+    <body name="b" pos="1 0 0"><joint name="y" type="slide" axis="0 0 1" stiffness="30" damping="20"/><geom size="0.05" mass="0.7"/>
+      <site name="end"/></body>
+  </worldbody>
+  <tendon>
+    <spatial name="left"><site site="hook"/><site site="top"/></spatial>
+    <spatial name="right"><site site="other hook"/><geom geom="post"/><site site="end"/><pulley divisor="2"/><site site="third hook"/>
+      <site site="end"/></spatial>
+    <fixed name="sum"><joint joint="x" coef="1"/></fixed>
+  </tendon>
+  <equality>{equality}</equality>
+</mujoco>"""
+
+
+@pytest.mark.filterwarnings("ignore:.*what differs")
+@pytest.mark.parametrize("equality", [
+    '<tendon name="e" tendon1="right" tendon2="left" polycoef="0.02 -0.6 0 0 0" {}/>',
+    '<tendon name="e" tendon1="left" tendon2="right" polycoef="-0.01 0.5 0 0 0" {}/>',
+    '<tendon name="e" tendon1="right" polycoef="0.03 0 0 0 0" {}/>',
+])  # fmt: skip
+def test_equalities_of_strings_yield_as_mujocos(equality: str, tmp_path: Path) -> None:
+    path = tmp_path / "strings.xml"
+    path.write_text(STRINGS.format(HELD=HELD, equality=equality.format(f'solref="0.04 1.2" solimp="{CONSTANT}"')))
+    model = mujoco.MjModel.from_xml_path(str(path))
+    data = mujoco.MjData(model)
+    mujoco.mj_step(model, data, 1500)
+    mech, without = load_mjcf(path, soft=True, tendons=True), load_mjcf(path, tendons=True)
+    assert "e" in mech.tendons and "e" not in without.tendons
+    ours, free = (m.to_minimal(m.rollout(m.initial_state(), steps=1500).z[-1])[0].numpy() for m in (mech, without))
+    held = np.abs(free - data.qpos).max()
+    assert held > 1e-2 and np.abs(ours - data.qpos).max() < 1e-3 * held, (data.qpos, ours, free)
+    entries = [next(e for e in m.load_report.entries if e.kind == "equality constraints of spatial tendons") for m in (mech, without)]
+    assert [entry.did for entry in entries] == ["approximated", "ignored"]
+
+
+@pytest.mark.filterwarnings("ignore:.*what differs")
+@pytest.mark.parametrize(("equality", "load", "reason"), [
+    ('tendon1="right" tendon2="left" polycoef="0 1 2 0 0"', {}, "not linear"),
+    ('tendon1="right" tendon2="sum"', {}, "a sum of coordinates"),
+    ('tendon1="right" active="false"', {"switches": True}, "no switch"),
+    ('tendon1="right"', {"tendons": False}, r"load\(soft=True, tendons=True\)"),
+    ('tendon1="right"', {"soft": False}, "'right' has a free length"),
+])  # fmt: skip
+def test_equalities_of_strings_that_are_ignored(equality: str, load: dict[str, bool], reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "strings.xml"
+    path.write_text(STRINGS.format(HELD="", equality=f'<tendon name="e" {equality}/>'))
+    mech = load_mjcf(path, **{"soft": True, "tendons": True, **load})
+    (entry,) = (e for e in mech.load_report.entries if e.kind == "equality constraints of spatial tendons")
+    assert entry.did == "ignored" and entry.names == ("e",) and re.search(reason, entry.reason) and "e" not in mech.tendons
 
 
 @pytest.mark.filterwarnings("ignore:.*what differs")

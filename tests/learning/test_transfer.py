@@ -90,7 +90,7 @@ def test_a_file_of_the_robot_with_other_frames_and_names(tmp_path: Path) -> None
     text = re.sub(r'(name="F._calf" type="hinge" [^>]*?axis=)"0 1 0"', r'\1"0 -1 0"', text)
     assert text.count('axis="0 -1 0"') == 2
     motors = "".join(f'<position name="drive{i}" joint="{leg}_calf" kp="9"/>' for i, leg in enumerate(("FR", "FL")))
-    text = text.replace("</mujoco>", f'<actuator>{motors}</actuator><keyframe><key name="home" ctrl="1 1"/></keyframe></mujoco>')
+    text = text.replace("</mujoco>", f'<actuator>{motors}</actuator><keyframe><key name="up" ctrl="{"1 " * 14}"/></keyframe></mujoco>')
     # the trunk's frame: 10 cm below its center of mass
     text, count = re.subn('<inertial pos="0 0 0" mass="6"', '<inertial pos="0 0 0.1" mass="6"', text)
     text, hips = re.subn(r'(<body name="(?:F|R)(?:R|L)_hip" pos="\S+ \S+) (\S+)"', _raised, text)

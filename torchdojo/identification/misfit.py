@@ -293,7 +293,7 @@ class WindowResidual:
         mech = self.model.mechanism
         request = Request(mech.options)
         program = mech.backends.select(request).program
-        if program is None or program.tendon_groups or type(self.model).step is not ParametricMechanism.step:
+        if program is None or program.leaves_numbers or type(self.model).step is not ParametricMechanism.step:
             return None
         leaf = raw.clone().requires_grad_()
         with torch.enable_grad():

@@ -41,6 +41,8 @@ from torchdojo.state.layout import join_state, split_state
 
 __all__ = ["MuJoCoRobots"]
 
+REPLACED = ("sensors.", "actuators.", "inputs.", "poses.")  # what a transfer has of its own
+NAMES = 6  # that a warning has
 NUDGE = 1e-5  # of a coordinate, to see which of ours it is [m, rad]
 APART = 0.03  # by which joints of the same name may be apart with all coordinates at zero [m]
 
@@ -106,14 +108,18 @@ class MuJoCoRobots:
         mujoco = self.mujoco
         if file is None:
             text, left_out = write_mjcf(self.env.mech, self.env.name or "robot")
-            if missing := [name for name in left_out if not name.startswith("sensors.")]:
-                _note(f"MuJoCo's robot lacks the contacts {', '.join(missing)}")
-            return mujoco.MjSpec.from_string(text)
-        spec = compile_mjcf(file, mesh="skip").spec
-        self.driven = {str(actuator.name): str(actuator.target) for actuator in spec.actuators}
+            if missing := [name for name in left_out if not name.startswith(REPLACED)]:
+                more = f", and {len(missing) - NAMES} more" if len(missing) > NAMES else ""
+                _note(f"MuJoCo's robot lacks {', '.join(missing[:NAMES])}{more}")
+            spec = mujoco.MjSpec.from_string(text)
+        else:
+            spec = compile_mjcf(file, mesh="skip").spec
+            self.driven = {str(actuator.name): str(actuator.target) for actuator in spec.actuators}
         for group in (spec.keys, spec.sensors, spec.actuators):
             for element in list(group):
                 spec.delete(element)
+        if file is None:
+            return spec
         if not any(geom.type == mujoco.mjtGeom.mjGEOM_PLANE for geom in spec.worldbody.geoms):
             frictions = [float(torch.as_tensor(getattr(c, "friction", 0.0)).mean()) for c in ground_contacts(self.env.mech).values()]
             friction = max(frictions, default=0.8)

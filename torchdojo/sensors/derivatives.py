@@ -1,52 +1,122 @@
 """Derivatives of sensors through the step that they read: C and D of `Mechanism.linearize(sensors=...)`.
 
-With y = s(z, step(z, u)) they are those of the whole map, on the tangent space of z. Each number of y takes a backward pass.
+With y = s(z, u, z⁺, λ), and the state z⁺ and the impulses λ of the step from z under u, the chain rule has
+
+    C = s_z + s_z⁺ z⁺_z + s_λ λ_z        D = s_u + s_z⁺ z⁺_u + s_λ λ_u
+
+on the tangent space of z. The derivatives of s by its arguments, a row for each number of y, come from one backward pass: row i belongs to
+the i-th of m copies of the arguments. Rows that depend on the step, of forces and accelerations, take a batch of cotangents through it.
+
+A tangent turns a quaternion as q ⊗ exp(δ), so that a gradient g by q is one of vec(q* ⊗ g) / 2 by δ.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from torchdojo.parameters import broadcast_shapes
-from torchdojo.state.layout import TANGENT_SIZE
+from torchdojo import quaternion as quat
+from torchdojo.state.layout import ORIENTATION, STATE_SIZE
 
 if TYPE_CHECKING:
+    from torchdojo.engine.linearize import Linearization
     from torchdojo.sensors.reading import Given
 
 __all__ = ["sensor_derivatives"]
 
+#: States that are read together, copies included: they bound the memory, and are enough for the kernel's lanes.
+TOGETHER = 16384
 
-def sensor_derivatives(mech: Any, z: Tensor, given: Given, names: Sequence[str] | None, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+
+class _Reader:
+    """The sensors as a function of what a step starts from and gives."""
+
+    def __init__(self, mech: Any, z: Tensor, given: Given, names: Sequence[str] | None, solved: Linearization) -> None:
+        self.mech, self.given, self.names = mech, given, names
+        self.key = "u" if given.ctrl is None else "ctrl"
+        driven = given.u if given.ctrl is None else given.ctrl
+        size = mech.num_inputs if given.ctrl is None else given.ctrl.shape[-1]
+        driven = z.new_zeros(size) if driven is None else driven.detach()
+        self.batch = solved.z.shape[:-1]
+        self.z, self.driven = z.detach().expand(*self.batch, z.shape[-1]), driven.expand(*self.batch, size)
+        self.arguments = self.z, self.driven, solved.z.detach(), solved.impulses.detach()
+
+    def read(self, z: Tensor, inputs: Tensor, after: Tensor, impulses: Tensor) -> Tensor:
+        """y (..., m)."""
+        out = SimpleNamespace(z=after, impulses=impulses)
+        given: dict[str, Any] = {self.key: inputs, "wrench": self.given.wrench, "time": self.given.time, "repeat": self.given.repeat}
+        return self.mech.read_sensors(z, out, names=self.names, **given)
+
+    def gradients(self, count: int) -> list[Tensor]:
+        """Gradients of all `count` numbers by the arguments, (..., count, size of the argument) each."""
+        together = max(1, TOGETHER // max(1, self.batch.numel()))
+        if not count:
+            return [value.new_zeros(*self.batch, 0, value.shape[-1]) for value in self.arguments]
+        parts = [self._rows(range(first, min(first + together, count))) for first in range(0, count, together)]
+        return [torch.cat(rows).movedim(0, -2) for rows in zip(*parts, strict=True)]
+
+    def _rows(self, chosen: range) -> tuple[Tensor, ...]:
+        """Gradients of the chosen numbers, which are in front."""
+        with torch.enable_grad():
+            leaves = [value.expand(len(chosen), *value.shape).clone().requires_grad_() for value in self.arguments]
+            y = self.read(*leaves)
+            own = y[..., chosen.start : chosen.stop].diagonal(dim1=0, dim2=-1).sum()
+            if not own.requires_grad:
+                return tuple(torch.zeros_like(leaf) for leaf in leaves)
+            return torch.autograd.grad(own, leaves, materialize_grads=True)
+
+    def through_step(self, by_after: Tensor, by_impulses: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+        """Products of rows (k, ..., 13 nb) and (k, ..., n) with the derivatives of z⁺ and impulses by z, (k, ..., 13 nb), and by inputs."""
+        mech, given = self.mech, self.given
+        with torch.enable_grad():
+            leaves = [value.clone().requires_grad_() for value in (self.z, self.driven)]
+            out = mech.step(leaves[0], **{self.key: leaves[1]}, repeat=given.repeat, wrench=given.wrench, **options)
+
+            def pull(after: Tensor, impulses: Tensor) -> tuple[Tensor, Tensor]:
+                outputs, rows = (out.z, out.impulses), (after, impulses)
+                by_state, by_inputs = torch.autograd.grad(outputs, leaves, rows, retain_graph=True, materialize_grads=True)
+                return by_state, by_inputs
+
+            if given.ctrl is not None and any(number.requires_grad for number in mech.stacked_parameters()):
+                # The law of actuators in the kernel takes no batch of cotangents beside gradients by numbers.
+                by_state, by_inputs = zip(*(pull(*row) for row in zip(by_after, by_impulses, strict=True)), strict=True)
+                return torch.stack(by_state), torch.stack(by_inputs)
+            together = max(1, TOGETHER // max(1, self.batch.numel()))
+            return torch.vmap(pull, chunk_size=together)(by_after, by_impulses)
+
+
+def _tangent(gradient: Tensor, z: Tensor) -> Tensor:
+    """Rows of gradients by states z (..., 13 nb), (..., k, 13 nb), as rows on the tangent spaces, (..., k, 12 nb)."""
+    x, v, q, omega = gradient.unflatten(-1, (-1, STATE_SIZE)).split((3, 3, 4, 3), dim=-1)
+    orientation = z.unflatten(-1, (-1, STATE_SIZE))[..., None, :, ORIENTATION]
+    turn = 0.5 * quat.multiply(quat.conjugate(orientation), q)[..., 1:]
+    return torch.cat((x, v, turn, omega), dim=-1).flatten(-2)
+
+
+def sensor_derivatives(
+    mech: Any, z: Tensor, given: Given, names: Sequence[str] | None, solved: Linearization, **options: Any
+) -> tuple[Tensor, Tensor, Tensor]:
     """y (..., m), C (..., m, 12 nb) and D (..., m, nu), or by ctrl. They are zero where the step fails.
 
     Args:
-        mech: with `step`, `retract` and `read_sensors`. given: of the reading, without `out`. options: of the step.
+        mech: with `step` and `read_sensors`. z: (..., 13 nb). given: of the reading, without `out`.
+        solved: the linearization of the step. options: of the step.
     """
-    driven = given.u if given.ctrl is None else given.ctrl
-    size = mech.num_inputs if given.ctrl is None else given.ctrl.shape[-1]
-    driven = z.new_zeros(size) if driven is None else driven.detach()
-    batch = broadcast_shapes(z.shape[:-1], driven.shape[:-1], mech.timestep.shape, mech.gravity.shape[:-1])
-    z = z.detach().expand(*batch, z.shape[-1])
-    with torch.enable_grad():
-        change = z.new_zeros(*batch, TANGENT_SIZE * mech.num_bodies).requires_grad_()
-        inputs = driven.expand(*batch, size).clone().requires_grad_()
-        moved = mech.retract(z, change)
-        key = "u" if given.ctrl is None else "ctrl"
-        out = mech.step(moved, **{key: inputs}, repeat=given.repeat, wrench=given.wrench, **options)
-        y = mech.read_sensors(moved, out, names=names, **{key: inputs}, wrench=given.wrench, time=given.time, repeat=given.repeat)
-        rows = [
-            torch.autograd.grad(column.sum(), (change, inputs), retain_graph=True, materialize_grads=True)
-            if column.requires_grad
-            else (torch.zeros_like(change), torch.zeros_like(inputs))
-            for column in y.unbind(-1)
-        ]
-    good = (out.status == 0)[..., None, None]
-    C, D = (
-        torch.where(good, torch.stack(column, dim=-2), 0.0) if rows else leaf.new_zeros(*batch, 0, leaf.shape[-1])
-        for column, leaf in zip(zip(*rows, strict=True) if rows else ((), ()), (change, inputs), strict=True)
-    )
-    return y.detach(), C, D
+    reader = _Reader(mech, z, given, names, solved)
+    with torch.no_grad():
+        y = reader.read(*reader.arguments)
+    by_state, D, by_after, by_impulses = reader.gradients(y.shape[-1])
+    depends = (by_after != 0).any(-1) | (by_impulses != 0).any(-1)
+    stepped = depends.reshape(reader.batch.numel(), y.shape[-1]).any(0)
+    if bool(stepped.any()):
+        rows = (by_after[..., stepped, :].movedim(-2, 0), by_impulses[..., stepped, :].movedim(-2, 0))
+        by_start, by_inputs = reader.through_step(*rows, options)
+        by_state[..., stepped, :] += by_start.movedim(0, -2)
+        D[..., stepped, :] += by_inputs.movedim(0, -2)
+    C = _tangent(by_state, reader.z)
+    good = (solved.status == 0)[..., None, None]
+    return y, torch.where(good, C, 0.0), torch.where(good, D, 0.0)

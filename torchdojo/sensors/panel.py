@@ -85,6 +85,8 @@ class _Lowering:
         self._frame_of: dict[int, int] = {}
         self._subtree_of: dict[str | None, int] = {}
         self.contacts, self.unknown = self._contacts()
+        #: bodies that tendons pull; the kernel's forces of sensors know no tendons
+        self.pulled = {body for tendon in structure.named_tendons().values() for body in tendon.body_names if body is not None}
 
     def _contacts(self) -> tuple[list[tuple], set[str]]:
         """Rows of contacts of spheres with half-spaces of the world, and bodies that have other contacts."""
@@ -159,7 +161,7 @@ class _Lowering:
             return False
         values["subtree"] = self._subtree(site.body)
         below = zip(self.structure.bodies, self.subtrees[values["subtree"]], strict=True)
-        return not any(belongs and name in self.unknown for name, belongs in below)
+        return not any(belongs and (name in self.unknown or name in self.pulled) for name, belongs in below)
 
     def _add_joint(self, number: SensorKind, sensor: Sensor, values: dict[str, int]) -> bool:
         joints = self.structure.named_joints()

@@ -178,7 +178,7 @@ class Sensors(MutableMapping[str, Sensor]):
         mech: Any = self._structure
         backends, magnetic = mech.backends, magnetic_field(self.magnetic)
         parameters = None if magnetic is None else backends.map_parameters(mech.options)
-        if parameters is None or magnetic is None or mech.tendons:  # the kernel's forces of sensors know no tendons
+        if parameters is None or magnetic is None:
             return None
         panel = self._panel(backends.program, key, chosen)
         if panel.table is None:

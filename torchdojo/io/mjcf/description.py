@@ -65,6 +65,7 @@ class MjcfInfo(RobotInfo):
     compiled: CompiledMjcf
     tops: dict[str, int]  #: body -> MJCF id of its topmost link; light bodies between the joints of one link have none
     moved: dict[str, Moved]  #: all bodies
+    strings: tuple[int, ...]  #: MJCF ids of equality constraints with a spatial tendon, but those to ignore
 
 
 def read_mjcf(
@@ -176,6 +177,7 @@ class _Reader:
             compiled=self.compiled,
             tops={self.names[t]: t for t in moving},
             moved=moved,
+            strings=tuple(equalities.strings),
         )
 
     # -- bodies ----------------------------------------------------------------------------------------------------------------------------

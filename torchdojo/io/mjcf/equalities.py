@@ -17,7 +17,7 @@ import numpy as np
 
 from torchdojo.io.coupled import CouplingInfo, SumInfo
 from torchdojo.io.mjcf.model import CompiledMjcf, disabled, import_mujoco, rotation_of
-from torchdojo.io.mjcf.names import Names, equality_label, tendon_label
+from torchdojo.io.mjcf.names import Names, equality_label
 from torchdojo.io.mjcf.softness import softness
 from torchdojo.io.report import Findings
 from torchdojo.io.robot import WORLD, Z_AXIS, JointInfo, LinkInfo, closing_joint, listed
@@ -50,7 +50,7 @@ def _between_sites(model: Any, i: int) -> bool:
 
 
 class Equalities:
-    """Reads the constraints that have a rigid counterpart; `findings` gets the others.
+    """Reads the constraints that have a rigid counterpart; `findings` gets the others, `strings` the numbers of those of spatial tendons.
 
     Args:
         names: of MJCF bodies. places: MJCF joint -> (joint, coordinate, sign). ignore: labels of constraints to leave out without a word.
@@ -70,6 +70,7 @@ class Equalities:
     ) -> None:
         self.mujoco, self.model, self.path, self.switches = import_mujoco(), compiled.model, compiled.path, switches
         self.soft = soft
+        self.strings: list[int] = []
         self.names, self.links, self.places, self.ignore, self.findings = names, links, places, ignore, findings
 
     def read(self, names: Names) -> tuple[dict[str, JointInfo], dict[str, CouplingInfo | SumInfo]]:
@@ -134,8 +135,7 @@ class Equalities:
             terms: dict[str | tuple[str, int], float] = {}
             for k in range(first, first + int(model.tendon_num[tendon])) if tendon >= 0 else ():
                 if int(model.wrap_type[k]) != int(self.mujoco.mjtWrap.mjWRAP_JOINT):
-                    spatial = tendon_label(model, tendon)
-                    self.findings.add("ignored", "equality constraints of spatial tendons", label, f"{spatial!r} has a free length")
+                    self.strings.append(i)
                     return None
                 name, coordinate, sign = self.places[int(model.wrap_objid[k])]
                 terms[name, coordinate] = terms.get((name, coordinate), 0.0) + sign * float(model.wrap_prm[k])

@@ -89,8 +89,9 @@ def load_mjcf(
         switches: whether equality constraints can be switched: each has a number ``active``, 1 or 0, which is the file's at first.
             ``mech.joints["grasp"].active = 1.0``, or a number for each environment. False: the active ones act for good, the others are
             left out.
-        soft: whether equality constraints between joints or fixed tendons yield as the file says: their couplings get the compliance and
-            the damping of solref at the largest impedance of solimp. False: they are rigid.
+        soft: whether equality constraints between joints or tendons yield as the file says: by the compliance and the damping of solref at
+            the largest impedance of solimp. With `tendons`, linear ones of spatial tendons are a string with a spring. False: those of
+            joints and fixed tendons are rigid, those of spatial tendons are left out.
         rim_points: contact points on each rim of a cylinder.
         repair_inertia: replace an inertia that no rigid body can have by the nearest possible one. A warning gives both. Otherwise MuJoCo
             refuses the file.
@@ -140,7 +141,7 @@ def load_mjcf(
         slots=slots,
         remedy="repair_inertia=True takes the nearest possible inertia",
     )
-    strings = add_tendons(mech, robot, tendons, driven_tendons(robot))
+    strings = add_tendons(mech, robot, tendons, driven_tendons(robot), soft)
     _actuate(mech, robot, servos)
     mech.poses.update(keyframes(mech, robot))
     reports = (strings, add_drives(mech, robot), add_sensors(mech, robot), add_passive(mech, robot))

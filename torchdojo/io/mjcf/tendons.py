@@ -1,4 +1,8 @@
-"""Tendons of an MJCF file: fixed ones over joints, spatial ones through sites, around geoms and over pulleys."""
+"""Tendons of an MJCF file: fixed ones over joints, spatial ones through sites, around geoms and over pulleys.
+
+With `soft`, a linear equality constraint between the lengths of spatial tendons is one string of both paths, the second one behind a
+pulley with a negative divisor, with the spring and the damper of the constraint (`softness.py`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from torchdojo.elements.tendon_paths import FixedTendon, Pulley, SpatialTendon, 
 from torchdojo.io.mjcf.description import MjcfInfo
 from torchdojo.io.mjcf.left_out import softer
 from torchdojo.io.mjcf.model import disabled, import_mujoco, rotation_of
-from torchdojo.io.mjcf.names import joint_label, tendon_label
+from torchdojo.io.mjcf.names import equality_label, joint_label, tendon_label
 from torchdojo.io.mjcf.softness import softness
 from torchdojo.io.report import Findings
 from torchdojo.io.robot import WORLD, LinkInfo
@@ -25,6 +29,7 @@ __all__ = ["add_tendons", "site_in"]
 
 #: h² k over the inertia along a tendon above which its spring becomes implicit, as springs of joints do
 STIFF = 0.22
+STRING = "they are a string with a spring and a damper of the largest impedance, at its next length, without its inertia"
 
 
 def site_in(link: LinkInfo, position: Any, quaternion: Any, **zone: Any) -> Site:
@@ -33,20 +38,23 @@ def site_in(link: LinkInfo, position: Any, quaternion: Any, **zone: Any) -> Site
     return Site(link.body, place.tolist(), from_rotation_matrix(torch.as_tensor(rotation)), **zone)
 
 
-def add_tendons(mech: Mechanism, robot: MjcfInfo, wanted: bool, driven: Collection[int]) -> Findings:
-    """Give the mechanism the tendons of the file, if they are wanted. Returns the laws that it does not have, by reason.
+def add_tendons(mech: Mechanism, robot: MjcfInfo, wanted: bool, driven: Collection[int], soft: bool) -> Findings:
+    """Give the mechanism the tendons of the file, if they are wanted; what it does not have, by reason.
 
-    driven: MJCF ids of tendons that get an input.
+    driven: MJCF ids of tendons that get an input. soft: whether equality constraints of spatial tendons yield; rigid ones are left out.
     """
     reader = _Reader(mech, robot)
     reader.report(wanted, driven)
     if not wanted:
+        reader.equalities(robot.strings, False)
         return reader.findings
     tendons: dict[str, Tendon] = {}
     for i in range(reader.model.ntendon):
         tendon = reader.tendon(i, i in driven)
         if tendon is not None:
             tendons[tendon_label(reader.model, i)] = tendon
+    for label, tendon in reader.equalities(robot.strings, soft).items():
+        tendons[label if label not in tendons else f"{label}_equality"] = tendon
     if tendons:
         mech.tendons.update(tendons)
     return reader.findings
@@ -101,9 +109,8 @@ class _Reader:
             self.findings.add("approximated", "stiff springs of tendons", label, "they act at the next length, and dissipate")
         rest = tuple(float(length) for length in model.tendon_lengthspring[i])
         laws = {"stiffness": stiffness, "damping": damping, "rest": rest, "implicit": hard, "actuated": actuated, **self._bounds(i)}
-        first = int(model.tendon_adr[i])
-        places = range(first, first + int(model.tendon_num[i]))
-        fixed = int(model.wrap_type[first]) == int(self.mujoco.mjtWrap.mjWRAP_JOINT)
+        places = self._places(i)
+        fixed = int(model.wrap_type[places.start]) == int(self.mujoco.mjtWrap.mjWRAP_JOINT)
         return self._fixed(label, places, laws) if fixed else self._spatial(places, laws)
 
     def _bounds(self, i: int) -> dict[str, Any]:
@@ -139,15 +146,67 @@ class _Reader:
         return FixedTendon(joints, offset=offset, **laws)
 
     def _spatial(self, places: range, laws: dict[str, Any]) -> SpatialTendon:
+        return SpatialTendon(self._path(places), **laws)
+
+    def _path(self, places: range, factor: float = 1.0) -> list[Any]:
+        """The path of a spatial tendon, whose branches behind pulleys count `factor` times as much."""
         model, kinds = self.model, self.mujoco.mjtWrap
         readers: dict[int, Callable[[int, float], Any]] = {
             int(kinds.mjWRAP_SITE): lambda number, _: self._site(number),
-            int(kinds.mjWRAP_PULLEY): lambda _, divisor: Pulley(divisor),
+            int(kinds.mjWRAP_PULLEY): lambda _, divisor: Pulley(divisor / factor),
             int(kinds.mjWRAP_SPHERE): lambda number, side: self._wrap(number, side, "sphere"),
             int(kinds.mjWRAP_CYLINDER): lambda number, side: self._wrap(number, side, "cylinder"),
         }
-        path = [readers[int(model.wrap_type[k])](int(model.wrap_objid[k]), float(model.wrap_prm[k])) for k in places]
-        return SpatialTendon(path, **laws)
+        return [readers[int(model.wrap_type[k])](int(model.wrap_objid[k]), float(model.wrap_prm[k])) for k in places]
+
+    def equalities(self, numbers: Collection[int], soft: bool) -> dict[str, Tendon]:
+        """The equality constraints of spatial tendons that are strings with a spring; the others are noted."""
+        strings: dict[str, Tendon] = {}
+        for i in numbers:
+            label = equality_label(self.model, i)
+            reason = self._rigid(i, soft)
+            if reason:
+                self.findings.add("ignored", "equality constraints of spatial tendons", label, reason)
+            else:
+                strings[label] = self._equality(i)
+                self.findings.add("approximated", "equality constraints of spatial tendons", label, STRING)
+        return strings
+
+    def _rigid(self, i: int, soft: bool) -> str:
+        """Why an equality constraint of a spatial tendon is no string with a spring; empty where it is one."""
+        model = self.model
+        ends = [int(end) for end in (model.eq_obj1id[i], model.eq_obj2id[i]) if end >= 0]
+        spatial = [int(model.wrap_type[int(model.tendon_adr[end])]) != int(self.mujoco.mjtWrap.mjWRAP_JOINT) for end in ends]
+        if not soft:
+            return f"{tendon_label(model, ends[spatial.index(True)])!r} has a free length; load(soft=True, tendons=True) has a spring"
+        if not all(spatial):
+            return "one side is a sum of coordinates, the other a string"
+        if np.any(model.eq_data[i, 2:5]):
+            return "their polynomial is not linear"
+        if not model.eq_active0[i]:
+            return "they are not active at the start, and strings have no switch"
+        weight, stiffness, _ = softness(model, model.eq_solref[i], model.eq_solimp[i])
+        moves = sum(float(model.tendon_invweight0[end]) for end in ends) > 0
+        return "" if moves and weight * stiffness > 0 else "they have no stiffness"
+
+    def _equality(self, i: int) -> SpatialTendon:
+        """y - y0 = a0 + a1 (x - x0) between the lengths of two strings: one with the length y - a1 x; or of one: y - y0 = a0."""
+        model = self.model
+        first, second = int(model.eq_obj1id[i]), int(model.eq_obj2id[i])
+        offset, ratio = (float(number) for number in model.eq_data[i, :2])
+        rest, inverse = float(model.tendon_length0[first]) + offset, float(model.tendon_invweight0[first])
+        path = self._path(self._places(first))
+        if second >= 0 and ratio:
+            path += [Pulley(-1 / ratio), *self._path(self._places(second), -ratio)]
+            rest -= ratio * float(model.tendon_length0[second])
+        inverse += float(model.tendon_invweight0[second]) if second >= 0 else 0.0
+        weight, stiffness, damping = softness(model, model.eq_solref[i], model.eq_solimp[i])
+        laws: dict[str, Any] = {"stiffness": weight * stiffness / inverse, "damping": weight * damping / inverse}
+        return SpatialTendon(path, rest=rest, implicit=True, **laws)
+
+    def _places(self, i: int) -> range:
+        first = int(self.model.tendon_adr[i])
+        return range(first, first + int(self.model.tendon_num[i]))
 
     def _site(self, number: int) -> Site:
         model = self.model

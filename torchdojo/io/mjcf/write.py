@@ -1,4 +1,4 @@
-"""A mechanism as an MJCF file: its bodies, joints, contacts with planes of the world, and numbers of joints. Motors are not written.
+"""A mechanism as an MJCF file: its bodies, joints, tendons, couplings, actuators, contacts with planes of the world, and sensors.
 
 The frame of a body is that of `Body`, at its center of mass, so that states need no conversion. A joint with one rotation has the
 coordinates of its hinge. Two or three rotations become hinges one after another, whose angles are the rotation vector to first order.
@@ -8,10 +8,14 @@ coordinates of its hinge. Two or three rotations become hinges one after another
 | `Floating` to the world | `<freejoint>` |
 | free translations, then free rotations | `<joint type="slide">`, `<joint type="hinge">` |
 | limits, damper, armature, friction, spring, rest | `range`, `damping`, `armature`, `frictionloss`, `stiffness`, `springref` |
-| a sphere or point against a half-space of the world | `<geom type="sphere">`, 1 mm for a point, and `<geom type="plane">` |
+| contacts | spheres and planes; pairs of shapes (`write_contacts.py`) |
+| tendons, couplings, `Spherical` and `Fixed` that close loops | `<tendon>`, `<equality>` (`write_tendons.py`) |
+| actuators, drives, inputs | `<actuator>` (`write_actuators.py`) |
 | sites and sensors | `<site>` and `<sensor>` (`write_sensors.py`) |
+| `mech.passive`, `mech.poses` | `density`, `viscosity`, `wind`, `gravcomp`; `<keyframe>` |
 
-Velocity limits, restitution and compliance have no counterpart.
+Velocity limits, restitution and compliance of contacts have no counterpart. Whether a spring or a servo is implicit is a property of the
+integrator. Timestep and solver options are MuJoCo's own; what is only drawn is not written.
 """
 
 from __future__ import annotations
@@ -22,20 +26,24 @@ from xml.etree import ElementTree
 
 import torch
 from torch import Tensor
+from torch.nn.utils.parametrize import type_before_parametrizations
 
 from torchdojo import quaternion as quat
+from torchdojo.elements import joints as joints_module
 from torchdojo.elements.bodies import Body
-from torchdojo.elements.contact import Contact
-from torchdojo.elements.joints import StandardJoint
+from torchdojo.elements.joints import JOINT_TYPES, StandardJoint
+from torchdojo.elements.servo import SERVO
+from torchdojo.io.mjcf.write_actuators import carried_damping, force_ranges, write_actuators
+from torchdojo.io.mjcf.write_contacts import TIMESTEP, write_contacts
 from torchdojo.io.mjcf.write_sensors import write_sensors
+from torchdojo.io.mjcf.write_state import write_passive, write_poses
+from torchdojo.io.mjcf.write_tendons import LOOPS, write_couplings, write_loops, write_tendons
+from torchdojo.io.mjcf.writing import Writing
+from torchdojo.io.mjcf.writing import text_of as _text
 from torchdojo.mechanism import Mechanism
 from torchdojo.state.layout import split_state
 
 __all__ = ["coordinate_names", "write_mjcf"]
-
-POINT = 1e-3  # radius of a point in MuJoCo, which has none without [m]
-TIMESTEP = 0.002  # MuJoCo's own default [s]
-HARD = {"solref": f"{2 * TIMESTEP:g} 1", "solimp": "0.95 0.99 0.001"}  # contacts as hard as this timestep allows, critically damped
 
 
 def coordinate_names(mech: Mechanism, joint: str) -> list[str]:
@@ -50,22 +58,43 @@ def coordinate_names(mech: Mechanism, joint: str) -> list[str]:
 
 @torch.no_grad()
 def write_mjcf(mech: Mechanism, name: str = "robot") -> tuple[str, list[str]]:
-    """The text of an MJCF file, and what is left out: contacts between bodies, and with surfaces other than planes; "sensors.NAME".
+    """The text of an MJCF file, and the names of what is left out.
+
+    These are near contacts, and contacts with height fields, half-spaces of bodies and surfaces of one's own, "NAME"; parts without a
+    counterpart, "tendons.NAME", "couplings.NAME", "actuators.NAME", "drives.NAME", "inputs.JOINT", "sensors.NAME", "poses.NAME", "passive";
+    and laws of parts that are written without them, "joints.NAME.velocity_limits", "contacts.NAME.restitution".
+    ``torchdojo/io/README.md`` has the table.
 
     Raises:
-        ValueError: loops, couplings, joints of the user's own, a free joint between two bodies, parameters of several environments.
+        ValueError: loops that other joints than `Spherical` and `Fixed` close, bodies and joints of the user's own, a free joint between
+            two bodies, parameters of several environments.
     """
     _check(mech)
-    pose, _ = split_state(mech.to_maximal(torch.zeros(mech.num_coordinates, dtype=torch.float64)))
-    bodies, above = list(mech.bodies), {str(joint.body_names[-1]): key for key, joint in mech.named_joints().items()}
-    root = ElementTree.Element("mujoco", model=name)
-    ElementTree.SubElement(root, "compiler", angle="radian", autolimits="true")
+    file = Writing(mech, name)
+    ElementTree.SubElement(file.root, "compiler", angle="radian", autolimits="true")
     # Menagerie's choice for legged robots: the exact cone, and friction that does not creep
     option: dict[str, Any] = {"cone": "elliptic", "impratio": "100", "integrator": "implicitfast"}
-    ElementTree.SubElement(root, "option", timestep=str(TIMESTEP), gravity=_text(mech.gravity), **option)
-    world = ElementTree.SubElement(root, "worldbody")
-    elements: dict[str | None, ElementTree.Element] = {None: world}
-    for entry in mech.tree_order():  # parents before children
+    ElementTree.SubElement(file.root, "option", timestep=str(TIMESTEP), gravity=_text(mech.gravity), **option)
+    file.bodies[None] = ElementTree.SubElement(file.root, "worldbody")
+    _write_tree(file)
+    write_contacts(file)
+    written = write_tendons(file)
+    write_couplings(file)
+    write_loops(file)
+    write_actuators(file, written)
+    file.left_out += [f"sensors.{key}" for key in write_sensors(file)]
+    write_passive(file)
+    write_poses(file)
+    ElementTree.indent(file.root)
+    return ElementTree.tostring(file.root, encoding="unicode") + "\n", file.left_out
+
+
+def _write_tree(file: Writing) -> None:
+    """Bodies and joints, parents before children."""
+    mech = file.mech
+    pose, _ = split_state(mech.to_maximal(torch.zeros(mech.num_coordinates, dtype=torch.float64)))
+    bodies = list(mech.bodies)
+    for entry in mech.tree_order():
         joint = mech.named_joints()[entry.name]
         parent, child = joint.body_names[0], str(joint.body_names[-1])
         i = bodies.index(child)
@@ -73,49 +102,27 @@ def write_mjcf(mech: Mechanism, name: str = "robot") -> tuple[str, list[str]]:
         if parent is not None:
             j = bodies.index(parent)
             place, turn = quat.inverse_rotate(pose.q[j], place - pose.x[j]), quat.multiply(quat.conjugate(pose.q[j]), turn)
-        body = ElementTree.SubElement(elements[parent], "body", name=child, pos=_text(place), quat=_text(turn))
-        elements[child] = body
+        body = ElementTree.SubElement(file.bodies[parent], "body", name=child, pos=_text(place), quat=_text(turn))
+        file.bodies[child] = body
         solid = mech.bodies[child]
-        assert isinstance(solid, Body)
+        assert isinstance(solid, Body)  # `_check` refuses others
         inertia = solid.inertia[[0, 1, 2, 0, 0, 1], [0, 1, 2, 1, 2, 2]]
         ElementTree.SubElement(body, "inertial", pos="0 0 0", mass=_text(solid.mass), fullinertia=_text(inertia))
-        assert isinstance(joint, StandardJoint)
-        body.extend(_joints(mech, above[child], joint))
-    left_out, planes = list[str](), dict[tuple[float, ...], str]()
-    for key, contact in mech.named_contacts().items():
-        if not _with_a_plane(contact):
-            left_out.append(key)
-            continue
-        friction = getattr(contact, "friction", torch.zeros(()))
-        size = str(max(float(contact.radius), POINT))
-        collides: dict[str, Any] = {
-            "contype": "1",
-            "conaffinity": "0",
-            "condim": "3",
-            "friction": f"{float(friction):.9g} 0.005 0.0001",
-            **HARD,
-        }
-        ElementTree.SubElement(elements[contact.body], "geom", name=key, type="sphere", pos=_text(contact.point), size=size, **collides)
-        normal = torch.nn.functional.normalize(contact.normal, dim=-1)
-        planes.setdefault((*normal.tolist(), float(contact.offset)), f"plane_{len(planes)}")
-    for (*direction, offset), key in planes.items():
-        spot = _text(offset * torch.tensor(direction, dtype=torch.float64))
-        axis = _text(torch.tensor(direction, dtype=torch.float64))
-        # MuJoCo takes the larger one of two frictions: that of the sphere
-        surface: dict[str, Any] = {"contype": "0", "conaffinity": "1", "condim": "3", "friction": "0 0.005 0.0001", **HARD}
-        ElementTree.SubElement(world, "geom", name=key, type="plane", size="0 0 1", pos=spot, zaxis=axis, **surface)
-    left_out += [f"sensors.{key}" for key in write_sensors(mech, root, elements)]
-    ElementTree.indent(root)
-    return ElementTree.tostring(root, encoding="unicode") + "\n", left_out
+        assert isinstance(joint, StandardJoint)  # `_check` refuses others
+        body.extend(_joints(file, entry.name, joint))
 
 
 def _check(mech: Mechanism) -> None:
-    wrong = [name for name, joint in mech.named_joints().items() if not isinstance(joint, StandardJoint)]
+    ours = [getattr(joints_module, name) for name in JOINT_TYPES]
+    wrong = [name for name, joint in mech.named_joints().items() if type_before_parametrizations(joint) not in ours]
+    closing = {name: joint for name, joint in mech.named_joints().items() if name not in mech.tree_joints}
+    loops = [name for name, joint in closing.items() if type(joint) not in LOOPS]
+    solids = [name for name, body in mech.bodies.items() if type_before_parametrizations(body) is not Body]
     free = [name for name, joint in mech.named_joints().items() if joint.body_names[0] is not None and _is_free(joint)]
     batched = [name for name, value in mech.named_parameters() if value.ndim and name != "timestep" and _varies(mech, name)]
     problems = {
-        "joints that close loops": mech.has_loops,
-        f"couplings {list(mech.couplings)}": bool(len(mech.couplings)),
+        f"joints other than Spherical and Fixed that close loops, {loops}": bool(loops),
+        f"bodies of one's own, {solids}": bool(solids),
         f"joints of one's own, {wrong}": bool(wrong),
         f"free joints between two bodies, {free}": bool(free),
         f"parameters of several environments, {batched[:3]}": bool(batched),
@@ -123,7 +130,8 @@ def _check(mech: Mechanism) -> None:
     for problem, there in problems.items():
         if there:
             raise ValueError(
-                f"write_mjcf: got a mechanism with {problem}; allowed: a tree of standard joints, with one number for each parameter; "
+                f"write_mjcf: got a mechanism with {problem}; allowed: standard joints, a tree of them but for connects and welds, with "
+                "one number for each parameter; "
                 "write its MJCF file by hand"
             )
 
@@ -140,15 +148,23 @@ def _varies(mech: Mechanism, name: str) -> bool:
     return bool(getattr(owner, label).ndim > dimensions)
 
 
-def _joints(mech: Mechanism, name: str, joint: StandardJoint) -> Iterator[ElementTree.Element]:
-    """The joints of a body. At coordinate zero the joint frame is the frame of the child, so axes need no turn."""
+def _joints(file: Writing, name: str, joint: StandardJoint) -> Iterator[ElementTree.Element]:
+    """The joints of a body. At coordinate zero the joint frame is that of the child, so axes need no turn."""
+    motors = file.mech.actuators
+    driven = motors is not None and name in motors.joints
+    lost = ("velocity_limits", *(() if driven else SERVO))
+    file.left_out += [f"joints.{name}.{law}" for law in lost if getattr(joint, law, None) is not None]
     if _is_free(joint):
+        laws = ("spring", "damper", "friction", "armature")
+        given = {law: getattr(joint, law) for law in laws}
+        file.left_out += [f"joints.{name}.{law}" for law, value in given.items() if value is not None and bool((value != 0).any())]
+        file.left_out += [f"joints.{name}.limits"] if joint.limits is not None else []
         yield ElementTree.Element("freejoint", name=name)
         return
     slides = joint.directions(joint.free_translations)[0]
     axes = torch.cat([torch.eye(3, dtype=torch.float64) if rows is None else rows for rows in (slides, joint.free_rotational_axes)])
     numbers = {
-        "damping": joint.damper,
+        "damping": joint.damper - carried_damping(file, name, joint),
         "armature": joint.armature,
         "frictionloss": joint.friction,
         "stiffness": joint.spring,
@@ -156,12 +172,16 @@ def _joints(mech: Mechanism, name: str, joint: StandardJoint) -> Iterator[Elemen
     }
     columns = {key: _each(value, len(axes)) for key, value in numbers.items() if value is not None}
     limits = getattr(joint, "limits", None)
-    for i, (label, axis) in enumerate(zip(coordinate_names(mech, name), axes, strict=True)):
-        options: dict[str, Any] = {key: f"{values[i]:.17g}" for key, values in columns.items() if values[i] != 0.0}
+    forces = force_ranges(file, name, joint)
+    for i, (label, axis) in enumerate(zip(coordinate_names(file.mech, name), axes, strict=True)):
+        file.coordinates[name, i] = label
+        options: dict[str, Any] = {key: f"{values[i]:.17g}" for key, values in given.items() if values[i] != 0.0}
         if limits is not None:
             low, high = (_each(bound, len(axes))[i] for bound in limits)
             if max(-low, high) < torch.inf:
                 options["range"] = f"{low:.17g} {high:.17g}"
+        if forces[i] is not None:
+            options["actuatorfrcrange"] = forces[i]
         kind = "slide" if i < joint.free_translations else "hinge"
         yield ElementTree.Element("joint", name=label, type=kind, pos=_text(joint.child_anchor), axis=_text(axis), **options)
 
@@ -169,12 +189,3 @@ def _joints(mech: Mechanism, name: str, joint: StandardJoint) -> Iterator[Elemen
 def _each(value: Tensor, count: int) -> list[float]:
     numbers: list[float] = torch.as_tensor(value, dtype=torch.float64).expand(count).tolist()
     return numbers
-
-
-def _with_a_plane(contact: Contact) -> bool:
-    plane = contact.other_kind == "surface" and type(contact).signed_distance is Contact.signed_distance
-    return contact.other is None and contact.shape_kind == "sphere" and plane
-
-
-def _text(values: Tensor) -> str:
-    return " ".join(f"{number:.17g}" for number in values.detach().reshape(-1).tolist())

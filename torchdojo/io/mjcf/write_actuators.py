@@ -1,0 +1,155 @@
+"""Actuators and drives of a mechanism as `<general>` actuators of an MJCF file, with the same laws.
+
+Lengths count from zero in the file, so that `length0` enters the constant of gain and bias, and shifts the range of a muscle's length.
+The largest force of a joint's servo becomes `actuatorfrcrange`. A mechanism without actuators and drives has a motor for each input.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+import torch
+from torch import Tensor
+
+from torchdojo.elements.actuator_laws import DYNAMICS, FORCES
+from torchdojo.elements.actuators import Actuators
+from torchdojo.elements.joints import StandardJoint
+from torchdojo.elements.servo import SERVO_RANGE
+from torchdojo.elements.tendon_paths import FixedTendon
+from torchdojo.engine.drive_tables import numbers_of
+from torchdojo.engine.drives import Drive
+from torchdojo.io.mjcf.writing import Writing, number_of, range_of, text_of
+
+__all__ = ["carried_damping", "force_ranges", "write_actuators"]
+
+MUSCLE = 9  # numbers of a muscle's gain and bias
+#: laws that MJCF has by the same names
+FILE_DYNAMICS = {name: type(DYNAMICS[name]) for name in ("none", "integrator", "filter", "filterexact", "muscle")}
+FILE_FORCES = {name: type(FORCES[name]) for name in ("affine", "muscle")}
+
+
+def carried_damping(file: Writing, name: str, joint: StandardJoint) -> Tensor | float:
+    """The part of a joint's damper that belongs to actuators, per coordinate: "implicitfast" of `actuate`."""
+    motors = file.mech.actuators
+    if type(motors) is not Actuators or name not in motors.joints or joint.servo_damping is not None:
+        return 0.0
+    return motors.sum_inputs(motors.carried_damping)[file.mech.input_layout[name]]
+
+
+def force_ranges(file: Writing, name: str, joint: StandardJoint) -> list[str | None]:
+    """`actuatorfrcrange` of each coordinate: the range of the sum of its actuators, or of the joint's servo."""
+    motors = file.mech.actuators
+    if type(motors) is not Actuators or name not in motors.joints:
+        return [None] * joint.num_coordinates
+    lower, upper = motors.inputrange[file.mech.input_layout[name]].unbind(-1)
+    if joint.driven:
+        bounds = [getattr(joint, bound) for bound in SERVO_RANGE]
+        lower, upper = torch.maximum(lower, bounds[0]), torch.minimum(upper, bounds[1])
+    return [range_of(pair, f"the range of forces on {name!r}") for pair in torch.stack((lower, upper), -1).expand(joint.num_coordinates, 2)]
+
+
+def write_actuators(file: Writing, tendons: Sequence[str]) -> None:
+    """Add actuators, drives, or motors of inputs. tendons: those that the file has."""
+    mech, motors = file.mech, file.mech.actuators
+    drives = {} if mech.drives is None else mech.drives.drives
+    names = () if motors is None else motors.names
+    driven = set[tuple[str, int]]() if motors is None else set(zip(motors.joints, motors.coordinates, strict=True))
+    for name in (*drives, *(name for name in names if name not in drives)):
+        drive = drives.get(name)
+        if drive is None:
+            _add(file, "actuators", name, _motor(file, name))
+        else:
+            driven.add((drive.tendon, 0) if drive.tendon else (drive.joint or "", drive.coordinate))
+            _add(file, "drives", name, _drive(file, name, drive, tendons))
+    own_law = () if motors is None or type(motors) is Actuators else motors.joints
+    for name, piece in mech.input_layout.items():
+        free = [i for i in range(piece.stop - piece.start) if (name, i) not in driven and name not in own_law]
+        if not free:
+            continue
+        if names or drives:
+            file.left_out.append(f"inputs.{name}")
+            continue
+        for i in free:
+            label = name if name in tendons else file.coordinates.get((name, i))
+            _add(file, "inputs", label or f"{name}.{i}", None if label is None else {"tendon" if name in tendons else "joint": label})
+
+
+def _add(file: Writing, kind: str, name: str, options: dict[str, str] | None) -> None:
+    """Add an actuator, or note that the file lacks it."""
+    if options is None:
+        file.left_out.append(f"{kind}.{name}")
+        return
+    file.actuators.append(name)
+    ElementTree.SubElement(file.section("actuator"), "general", {"name": name, **options})
+
+
+def _motor(file: Writing, name: str) -> dict[str, str] | None:
+    """An entry of `mech.actuators`; None where its law or its coordinate is not MuJoCo's."""
+    motors = file.mech.actuators
+    assert motors is not None  # it has the name
+    i = motors.names.index(name)
+    place = motors.joints[i], motors.coordinates[i]
+    if type(motors) is not Actuators or place not in file.coordinates:
+        return None
+    bounds = {key: range_of(getattr(motors, key)[i], f"{key} of {name!r}") for key in ("ctrlrange", "forcerange")}
+    laws = _affine("gain", motors.gain[i], motors.length0[i]) | _affine("bias", motors.bias[i], motors.length0[i])
+    given = {"joint": file.coordinates[place], "gear": text_of(motors.gear[i]), **laws}
+    return given | {key: value for key, value in bounds.items() if value is not None}
+
+
+def _affine(key: str, numbers: Tensor, length0: Tensor) -> dict[str, str]:
+    """Gain or bias, as a function of a length that counts from zero."""
+    shifted = torch.stack((numbers[0] + numbers[1] * length0, numbers[1], numbers[2]))
+    if not bool(shifted[1:].any()) and (key == "gain" or not bool(shifted.any())):
+        return {"gaintype": "fixed", "gainprm": text_of(shifted[0])} if key == "gain" else {"biastype": "none"}
+    return {f"{key}type": "affine", f"{key}prm": text_of(shifted)}
+
+
+def _drive(file: Writing, name: str, drive: Drive, tendons: Sequence[str]) -> dict[str, str] | None:
+    """A drive; None where the file lacks its law, or what it drives."""
+    label = f"drive {name!r}"
+    known = FILE_DYNAMICS.get(drive.dynamics) is type(DYNAMICS[drive.dynamics])
+    if not known or any(FILE_FORCES.get(law) is not type(FORCES[law]) for law in (drive.gain, drive.bias)):
+        return None
+    place, gear = (drive.joint or "", drive.coordinate), numbers_of(drive.gear)
+    if (drive.joint and place not in file.coordinates) or (drive.tendon and drive.tendon not in tendons):
+        return None
+    if gear.ndim > (0 if drive.site is None else 1) and gear.numel() != 1:
+        number_of(gear, f"gear of {label}")
+    zero = torch.as_tensor(number_of(drive.length0, f"length0 of {label}")).double()
+    if drive.site is not None:
+        target = {"site": file.site(f"{name}_site", drive.site.body, drive.site.position, quat=text_of(drive.site.orientation))}
+    elif drive.tendon:
+        target, tendon = {"tendon": drive.tendon}, file.mech.tendons[drive.tendon]
+        zero = gear.reshape(()) * tendon.offset.detach() if isinstance(tendon, FixedTendon) else torch.zeros((), dtype=torch.float64)
+    else:
+        target = {"joint": file.coordinates[place]}
+    laws = {"gear": text_of(gear), "dyntype": drive.dynamics}
+    if DYNAMICS[drive.dynamics].size:
+        laws["dynprm"] = text_of(_flat(drive.dynamics_numbers, f"dynamics_numbers of {label}"))
+    for key, law in (("gain", drive.gain), ("bias", drive.bias)):
+        numbers = _flat(getattr(drive, f"{key}_numbers"), f"{key}_numbers of {label}")
+        laws |= _muscle(key, numbers, drive) if law == "muscle" else _affine(key, numbers[:3], zero)
+    if drive.lengths is not None:
+        laws["lengthrange"] = text_of([number_of(bound, f"lengths of {label}") - float(zero) for bound in drive.lengths])
+    for key in ("ctrlrange", "forcerange", "actrange"):
+        if (text := range_of(getattr(drive, key), f"{key} of {label}")) is not None:
+            laws[key] = text
+    return {**target, **laws, **({"actearly": "true"} if drive.early else {})}
+
+
+def _muscle(key: str, numbers: Tensor, drive: Drive) -> dict[str, str]:
+    """The numbers of a muscle, with its peak force, which MuJoCo would otherwise take from its own acceleration per force."""
+    given = numbers[:MUSCLE].clone()
+    if given[2] < 0:
+        given[2] = given[3] / max(float(numbers_of(drive.acc0)), 1e-15)
+    return {f"{key}type": "muscle", f"{key}prm": text_of(given)}
+
+
+def _flat(values: Any, label: str) -> Tensor:
+    numbers = numbers_of(values).detach().double()
+    if numbers.ndim > 1:
+        number_of(numbers, label)
+    return numbers

@@ -1,0 +1,109 @@
+"""The medium, the compensation of gravity, and the keyframes of a mechanism in an MJCF file."""
+
+from __future__ import annotations
+
+from typing import cast
+from xml.etree import ElementTree
+
+import torch
+from torch import Tensor
+
+from torchdojo import quaternion as quat
+from torchdojo.elements.bodies import Body
+from torchdojo.elements.joints import StandardJoint
+from torchdojo.engine.passive_forces import PassiveForces, PassivePart
+from torchdojo.io.mjcf.writing import Writing, number_of, text_of
+from torchdojo.parameters import as_tensor
+
+__all__ = ["write_passive", "write_poses"]
+
+SAME = 1e-9  # relative difference up to which a part is the whole body
+
+
+def write_passive(file: Writing) -> None:
+    """Add the medium and the shares of weights that are carried; parts that are not whole bodies are left out."""
+    passive = file.mech.passive
+    if passive is None:
+        return
+    shares = _shares(file, passive)
+    if type(passive) is not PassiveForces or shares is None:
+        file.left_out.append("passive")
+        return
+    option = file.section("option")
+    for key in ("density", "viscosity"):
+        option.set(key, text_of(number_of(getattr(passive, key), f"{key} of passive")))
+    if passive.wind.ndim > 1:
+        number_of(passive.wind, "wind of passive")
+    option.set("wind", text_of(passive.wind))
+    for name, share in shares.items():
+        if share:
+            file.bodies[name].set("gravcomp", f"{share:.17g}")
+
+
+def _shares(file: Writing, passive: PassiveForces) -> dict[str, float] | None:
+    """The share of each body; None where the parts are not the bodies."""
+    if passive.parts is None:
+        return {name: number_of(share, f"gravity_compensation of {name!r}") for name, share in passive.gravity_compensation.items()}
+    bodies = [str(part.frame.body) for part in passive.parts]
+    whole = all(_is_whole(part, cast(Body, file.mech.bodies[name])) for name, part in zip(bodies, passive.parts, strict=True))
+    if not whole or sorted(bodies) != sorted(file.mech.bodies):
+        return None
+    shares = (number_of(part.gravity_compensation, "gravity_compensation") for part in passive.parts)
+    return dict(zip(bodies, shares, strict=True))
+
+
+def _is_whole(part: PassivePart, body: Body) -> bool:
+    axes = quat.rotation_matrix(part.frame.orientation)
+    inertia = axes @ torch.diag(as_tensor(part.moments, "moments").double()) @ axes.mT
+    near = torch.allclose(inertia, body.inertia, rtol=0, atol=SAME * float(body.inertia.abs().max()))
+    same_mass = abs(number_of(part.mass, "mass") / float(body.mass) - 1) < SAME
+    return near and same_mass and float(part.frame.position.abs().max()) < SAME
+
+
+def write_poses(file: Writing) -> None:
+    """Add keyframes; poses that turn a joint with several rotations, whose hinges have other angles, are left out."""
+    mech = file.mech
+    for name, pose in mech.poses.items():
+        z = mech.initial_state(pose=name)
+        placed = None if z.ndim > 1 else _placed(file, z)
+        if placed is None:
+            file.left_out.append(f"poses.{name}")
+            continue
+        options = {} if isinstance(name, int) else {"name": name}
+        options["qpos"], options["qvel"] = (" ".join(values) for values in placed)
+        motors = mech.actuators
+        if pose.ctrl is not None and motors is not None:
+            given = dict(zip(motors.names, as_tensor(pose.ctrl, "ctrl").tolist(), strict=True))
+            options["ctrl"] = text_of([given.get(actuator, 0.0) for actuator in file.actuators])
+        ElementTree.SubElement(file.section("keyframe"), "key", options)
+
+
+def _placed(file: Writing, z: Tensor) -> tuple[list[str], list[str]] | None:
+    """qpos and qvel, in the order of the file's joints."""
+    mech = file.mech
+    q, qd = mech.to_minimal(z)
+    spots = {label: mech.coordinate_places()[joint].start + i for (joint, i), label in file.coordinates.items()}
+    for name, piece in mech.coordinate_places().items():
+        joint = mech.named_joints()[name]
+        assert isinstance(joint, StandardJoint)  # `write_mjcf` refuses others
+        turns = joint.free_rotations if (name, 0) in file.coordinates else 0
+        if turns > 1 and bool(q[piece][-turns:].any()):
+            return None
+    qpos, qvel = list[str](), list[str]()
+    for body in file.root.iter("body"):
+        if body.find("freejoint") is not None:
+            state = mech.body_state(z, str(body.get("name")))
+            qpos += [text_of(state.x), text_of(state.q)]
+            qvel += [text_of(state.v), text_of(_mean_rate(state.omega, mech.timestep))]
+        for element in body.findall("joint"):
+            spot = spots[str(element.get("name"))]
+            qpos.append(text_of(q[spot]))
+            qvel.append(text_of(qd[spot]))
+    return qpos, qvel
+
+
+def _mean_rate(omega: Tensor, timestep: Tensor) -> Tensor:
+    """The angular velocity of a turn at a constant rate, from that of a state: the vector part of the step's quaternion is h omega / 2."""
+    half = 0.5 * timestep * omega
+    scalar = (1 - (half**2).sum(-1, keepdim=True)).clamp_min(0).sqrt()
+    return quat.rotation_vector(torch.cat((scalar, half), dim=-1)) / timestep
