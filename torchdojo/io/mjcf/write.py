@@ -175,7 +175,7 @@ def _joints(file: Writing, name: str, joint: StandardJoint) -> Iterator[ElementT
     forces = force_ranges(file, name, joint)
     for i, (label, axis) in enumerate(zip(coordinate_names(file.mech, name), axes, strict=True)):
         file.coordinates[name, i] = label
-        options: dict[str, Any] = {key: f"{values[i]:.17g}" for key, values in given.items() if values[i] != 0.0}
+        options: dict[str, Any] = {key: f"{values[i]:.17g}" for key, values in columns.items() if values[i] != 0.0}
         if limits is not None:
             low, high = (_each(bound, len(axes))[i] for bound in limits)
             if max(-low, high) < torch.inf:

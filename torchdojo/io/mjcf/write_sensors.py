@@ -35,10 +35,10 @@ def write_sensors(file: Writing) -> list[str]:
         for key, frame in (("site", sensor.site), ("reference", sensor.reference)):
             if frame is None:
                 continue
-            if isinstance(given, Site):
-                label = file.site(f"{name}_{key}", given.body, given.position, **_zone(given))
+            if isinstance(frame, Site):
+                label = file.site(f"{name}_{key}", frame.body, frame.position, **_zone(frame))
             else:
-                label = given
+                label = frame
             options |= _object(sensor.kind, key, label)
         if sensor.joint is not None:
             options["joint"] = sensor.joint

@@ -87,6 +87,21 @@ TD_INLINE Mat3<T> operator*(const Mat3<T> &a, const Mat3<T> &b) {
     return r;
 }
 
+// a += x yᵀ, a += s I, a += [x]×
+template <class T>
+TD_INLINE void add_outer(Mat3<T> &a, const Vec3<T> &x, const Vec3<T> &y) {
+    for (int i = 0; i < 3; ++i)
+        for (int j = 0; j < 3; ++j) a.m[3 * i + j] += x[i] * y[j];
+}
+template <class T>
+TD_INLINE void add_diagonal(Mat3<T> &a, const T &s) {
+    a.m[0] += s, a.m[4] += s, a.m[8] += s;
+}
+template <class T>
+TD_INLINE void add_skew(Mat3<T> &a, const Vec3<T> &x) {
+    a.m[1] -= x.z, a.m[2] += x.y, a.m[3] += x.z, a.m[5] -= x.x, a.m[6] -= x.y, a.m[7] += x.x;
+}
+
 template <class T>
 struct Quat {
     T w;

@@ -11,8 +11,7 @@
 #pragma once
 
 #include "base/geometry.hpp"
-#include "elements/couple_friction.hpp"
-#include "elements/gap_law.hpp"
+#include "elements/ball_on_plane.hpp"
 #include "elements/ground.hpp"
 
 namespace torchdojo {
@@ -222,6 +221,12 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
     using S = Dual<T>;
     const MechanismTable &m = problem.mechanism;
     const PairTable &pair = m.pairs[contact.pair];
+    if (BallOnPlane<T>::is(m, contact)) {
+        const Vec3<T> n = problem.bodies[pair.other].pose.R * load3(&problem.parameters[pair.shape_b]);
+        Vec3<T> t1, t2;
+        tangents<T, T>(n, t1, t2);
+        return BallOnPlane<T>::linearize(problem, contact, data, w, n, t1, t2);
+    }
     PairData<T> &out = problem.pairs[contact.pair];
     const bool world = pair.other == m.num_bodies;
     const T h = problem.timestep(), *p = &problem.parameters[contact.parameters], *impulse = w + contact.impulse,
