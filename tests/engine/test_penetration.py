@@ -50,6 +50,24 @@ def test_the_deepest_contact_is_found() -> None:
     assert deepest_penetration(mech.backends, mech.options, z) == deepest
 
 
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_of_shapes_that_overlap(backend: str) -> None:
+    """A box 0.8 mm inside another one is found at the states given, although slots have the terms of a step from others."""
+    box = td.Box((0.2, 0.2, 0.2))
+    bodies = {name: td.Body(1.0, shape=box) for name in "ab"}
+    contacts = {"ground": td.NonlinearContact("a", radius=0.1), **td.near_contacts("a", box, "b", box, slots=40)}
+    mech = td.Mechanism(bodies, (), contacts, options=td.SolverOptions(backend=backend))
+    apart = mech.to_maximal(torch.zeros(12)).expand(3, 26).unflatten(-1, (2, 13)).clone()
+    apart[..., 2] = torch.tensor((0.2, 0.45))
+    inside = apart.clone()
+    inside[1, 1, 2], inside[2, 1, 2] = 0.2 + 0.1992, 0.2 + 0.1998
+    mech.step(apart.flatten(-2))
+    assert deepest_penetration(mech.backends, mech.options, apart.flatten(-2)) is None
+    deepest = deepest_penetration(mech.backends, mech.options, inside.flatten(-2))
+    assert deepest is not None and deepest.environment == 1 and mech.contacts[deepest.contact].other == "b"
+    assert abs(deepest.depth - 8e-4) <= 1e-12
+
+
 def test_of_environments_with_parameters_of_their_own() -> None:
     mech = models.sphere()
     contact = next(iter(mech.contacts.values()))

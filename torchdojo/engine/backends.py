@@ -20,6 +20,7 @@ from torchdojo.engine.copies import HOST, Copies, copies_for
 from torchdojo.engine.kernel import Kernel
 from torchdojo.engine.near_memory import NearMemory
 from torchdojo.engine.near_set import NearPair, NearSteps, near_pairs, search_in_torch
+from torchdojo.engine.near_slots import Balls
 from torchdojo.engine.periods import Periods
 from torchdojo.engine.reference import Reference, SinglePrecision
 from torchdojo.engine.smoothing import Randomized, sampled
@@ -51,8 +52,8 @@ class Backends:
         self.system = System(structure.named_bodies(), structure.elements(), structure.layout)
         self.program = program(self.system) if unsupported(self.system) is None else None
         self._cache, self._mirror = ParameterCache(), Mirror()
-        self._near = near_pairs(structure)
-        self._bare = ParameterCache() if self._near else self._cache  # parameters in which the slots of near contacts have no terms
+        self.near = near_pairs(structure)
+        self._bare = ParameterCache() if self.near else self._cache  # parameters in which the slots of near contacts have no terms
         self._warned = False  # whether the user knows that the reference takes the steps
         self._provide()
 
@@ -74,12 +75,12 @@ class Backends:
         Raises:
             RuntimeError: `backend="native"` where the kernel cannot be used.
         """
-        if self._near and not self._on_host:
+        if self.near and not self._on_host:
             raise RuntimeError("near contacts: got a mechanism on a GPU; allowed: the CPU, mech.to('cpu'), with states there or on a GPU")
-        if self._near and self._copies(request) is None:
+        if self.near and self._copies(request) is None:
             assert self._memory is not None
             search = functools.partial(self._search, request.options)
-            return NearSteps(self.structure, request, self._near, self._select, self._without_terms, self._memory, search)
+            return NearSteps(self.structure, request, self.near, self._select, self._without_terms, self._memory, search)
         return self._select(request)
 
     def _select(self, request: Request) -> Backend:
@@ -90,6 +91,11 @@ class Backends:
         if smoothing is not None:
             return Randomized(self.select(sampled(request)), smoothing, any(p.requires_grad for p in self.stacked()))
         return self._kernel(request) or self._reference(request)
+
+    @functools.cached_property
+    def near_balls(self) -> Balls:
+        """Balls around the shapes of the pairs that touch at near terms."""
+        return Balls(self.near)
 
     @functools.cached_property
     def _memory(self) -> NearMemory | None:
@@ -119,7 +125,7 @@ class Backends:
         parameters = self.map_parameters(options)
         if parameters is None:
             return search_in_torch(pair, z, reach)
-        return near_terms(parameters, pair.contact, z, reach, len(pair.slots))
+        return near_terms(parameters, pair.contact, z, reach, len(pair.slots))[:2]
 
     def _reference(self, request: Request) -> Backend:
         if is_exporting():
@@ -137,7 +143,7 @@ class Backends:
             return Staged(self.stepper(request.at(HOST), law), copies)
         if law is None and request.repeat == 1:
             return self.select(request)
-        if self._near:
+        if self.near:
             return Periods(self.select(request.of_a_step), request.repeat, law)
         kernel = self._kernel(request) if law is None else self._driven(request, law)
         return kernel or Periods(self.select(request.of_a_step), request.repeat, law)
@@ -186,7 +192,7 @@ class Backends:
         The kernel differentiates by states, controls, activations and wrenches. For gradients by numbers of the mechanism, for transforms
         and compiled code, and for near contacts, the laws stay outside.
         """
-        if not self._on_host or self._near or torch.compiler.is_compiling() or transforming() or forward_mode():
+        if not self._on_host or self.near or torch.compiler.is_compiling() or transforming() or forward_mode():
             return None
         lowered = self._asked_program(request)
         parameters = None if lowered is None else self._cached_parameters(lowered)

@@ -13,18 +13,18 @@ from torch import Tensor
 
 from torchdojo.elements.near_contact import NearContact
 from torchdojo.engine.backends import Backends
-from torchdojo.engine.near_set import NearPair, near_pairs, search_in_torch
+from torchdojo.engine.near_set import near_pairs
+from torchdojo.engine.near_slots import Balls, NearPair, search_in_torch
 from torchdojo.geometry.closest import distance
 from torchdojo.geometry.convex import Convex
 from torchdojo.geometry.near_terms import NOTHING, REACH
 from torchdojo.geometry.polytopes import Polytope
 from torchdojo.native.near import near_terms
 from torchdojo.parameters import transforming
-from torchdojo.quaternion import rotate
 from torchdojo.solver.options import SolverOptions
 from torchdojo.state.layout import STATE_SIZE
 
-__all__ = ["Cores", "terms_at"]
+__all__ = ["Cores", "overlaps", "terms_at"]
 
 _NOTHING = torch.tensor([float(NOTHING), 0.0, 0.0], dtype=torch.float64)
 
@@ -33,11 +33,9 @@ class Cores:
     """The distances of pairs of cores, all at once."""
 
     def __init__(self, pairs: Sequence[NearPair]) -> None:
-        self.bodies = torch.tensor([pair.bodies for pair in pairs], dtype=torch.long).reshape(-1, 2)
+        self.balls = Balls(pairs)
         sides = list(zip(*(pair.slots[0].shapes for pair in pairs), strict=True)) or [(), ()]
         self.vertices, self.radii = [_padded(side) for side in sides], [_numbers([core.radius for core in side]) for side in sides]
-        self.centers = [torch.stack([core.center for core in side]) if side else torch.zeros(0, 3, dtype=torch.float64) for side in sides]
-        self.extents = [_numbers([core.extent for core in side]) for side in sides]
 
     @torch.no_grad()
     def gaps(self, z: Tensor, most: float, pairs: Tensor | None = None) -> Tensor:
@@ -47,16 +45,14 @@ class Cores:
         Args:
             pairs: numbers of those that are asked for; None: all.
         """
-        chosen = torch.arange(len(self.bodies)) if pairs is None else pairs
-        world = torch.tensor([[0.0] * 6 + [1.0] + [0.0] * 6], dtype=torch.float64).expand(len(z), 1, STATE_SIZE)
-        states = torch.cat((z.detach().double().unflatten(-1, (-1, STATE_SIZE)), world), 1)  # the world has the number −1
-        body_states = [states[:, self.bodies[chosen, side]] for side in (0, 1)]
-        middle = [state[..., :3] + rotate(state[..., 6:10], self.centers[side][chosen]) for side, state in enumerate(body_states)]
-        result = torch.linalg.vector_norm(middle[0] - middle[1], dim=-1) - self.extents[0][chosen] - self.extents[1][chosen]
+        chosen = torch.arange(len(self.balls.shapes)) if pairs is None else pairs
+        result = self.balls.gaps(z, chosen)
         rows, columns = (result <= most).nonzero(as_tuple=True)
         if len(rows):
+            states = self.balls.states(z)
             shapes = [Convex(self.vertices[side][chosen[columns]], None, self.radii[side][chosen[columns]]) for side in (0, 1)]
-            poses = [(state[rows, columns, :3], state[rows, columns, 6:10]) for state in body_states]
+            sides = [states[rows, shape] for shape in self.balls.shapes[chosen[columns]].unbind(-1)]
+            poses = [(side[:, :3], side[:, 6:10]) for side in sides]
             result[rows, columns] = distance(shapes[0], poses[0], shapes[1], poses[1]).distance
         return result
 
@@ -70,6 +66,25 @@ def _padded(cores: Sequence[Polytope]) -> Tensor:
     most = max((len(core.vertices) for core in cores), default=0)
     rows = [torch.cat((core.vertices, core.vertices[-1:].expand(most - len(core.vertices), 3))) for core in cores]
     return torch.stack(rows) if rows else torch.zeros(0, 0, 3, dtype=torch.float64)
+
+
+@torch.no_grad()
+def overlaps(backends: Backends, options: SolverOptions, z: Tensor) -> Tensor | None:
+    """Signed distances (N, pairs) [m] of shapes that overlap in the states z (N, 13 nb), infinite where they do not.
+
+    None where the kernel does not search.
+    """
+    parameters = backends.map_parameters(options)
+    if parameters is None:
+        return None
+    balls = backends.near_balls.gaps(z)
+    gaps = torch.full_like(balls, torch.inf)
+    meet = balls < 0
+    for number in meet.any(0).nonzero().flatten().tolist():
+        rows = meet[:, number].nonzero().flatten()
+        near = near_terms(parameters, backends.near[number].contact, z[rows], torch.zeros(len(rows), dtype=torch.float64), 1)
+        gaps[rows, number] = torch.where(near.counts > 0, near.gaps[:, 0], torch.inf)
+    return gaps
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,12 +10,14 @@ from torch import Tensor
 
 from torchdojo.elements.near_contact import NearContact
 from torchdojo.geometry.near_terms import CROSSING, NOTHING, REACH, all_terms, near_term
+from torchdojo.geometry.polytopes import Polytope
 from torchdojo.parameters import warn_user
+from torchdojo.quaternion import rotate
 from torchdojo.state.layout import STATE_SIZE
 from torchdojo.structure import Structure
 
 __all__ = [
-    "NONE", "NearPair", "begin", "keys", "merge", "near_pairs", "present", "put", "search_in_torch", "travel", "warn_of_overflow",
+    "NONE", "Balls", "NearPair", "begin", "keys", "merge", "near_pairs", "present", "put", "search_in_torch", "travel", "warn_of_overflow",
 ]  # fmt: skip
 
 BASE = 1 << 20  # more than a shape has features
@@ -39,6 +42,39 @@ def near_pairs(structure: Structure) -> list[NearPair]:
             bodies = number[contact.body], -1 if contact.other is None else number[contact.other]
             pairs.setdefault(key, NearPair([], i, bodies)).slots.append(contact)
     return list(pairs.values())
+
+
+class Balls:
+    """Balls around the shapes of pairs, all at once."""
+
+    def __init__(self, pairs: Sequence[NearPair]) -> None:
+        # A shape has its place in the first dimension of all that follows, however many pairs it belongs to.
+        shapes: dict[tuple[int, int], Polytope] = {}
+        for pair in pairs:
+            shapes.update({(body, id(core)): core for body, core in zip(pair.bodies, pair.slots[0].shapes, strict=True)})
+        place = {key: i for i, key in enumerate(shapes)}
+        sides = [[place[body, id(core)] for body, core in zip(pair.bodies, pair.slots[0].shapes, strict=True)] for pair in pairs]
+        self.shapes = torch.tensor(sides, dtype=torch.long).reshape(-1, 2)  # of each pair
+        self.bodies = torch.tensor([body for body, _ in shapes], dtype=torch.long)
+        self.centers = torch.stack([core.center for core in shapes.values()]) if shapes else torch.zeros(0, 3, dtype=torch.float64)
+        self.extents = torch.tensor([core.extent for core in shapes.values()], dtype=torch.float64)
+
+    @torch.no_grad()
+    def gaps(self, z: Tensor, pairs: Tensor | slice = slice(None)) -> Tensor:
+        """Distances (N, pairs) [m] of the balls in the states z (N, 13 nb).
+
+        Args:
+            pairs: numbers of those that are asked for.
+        """
+        states = self.states(z)
+        centers = states[..., :3] + rotate(states[..., 6:10], self.centers)
+        first, second = self.shapes[pairs].unbind(-1)
+        return torch.linalg.vector_norm(centers[:, first] - centers[:, second], dim=-1) - self.extents[first] - self.extents[second]
+
+    def states(self, z: Tensor) -> Tensor:
+        """The states (N, shapes, 13) of the bodies of shapes."""
+        world = torch.tensor([[0.0] * 6 + [1.0] + [0.0] * 6], dtype=torch.float64).expand(len(z), 1, STATE_SIZE)
+        return torch.cat((z.detach().double().unflatten(-1, (-1, STATE_SIZE)), world), 1)[:, self.bodies]  # the world has the number −1
 
 
 def warn_of_overflow(pair: NearPair, most: int) -> None:

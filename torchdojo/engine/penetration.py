@@ -14,9 +14,12 @@ import torch
 from torch import Tensor
 
 from torchdojo.engine.backends import Backends
-from torchdojo.engine.observables import distances
+from torchdojo.engine.near_gaps import overlaps, terms_at
+from torchdojo.engine.observables import distances, mapped
+from torchdojo.native.tables import StateMap
 from torchdojo.parameters import transforming, warn_user
 from torchdojo.solver.options import SolverOptions
+from torchdojo.state.layout import STATE_SIZE
 
 __all__ = ["Penetration", "deepest_penetration", "warn_of_ground", "warn_of_penetration"]
 
@@ -40,12 +43,31 @@ def deepest_penetration(backends: Backends, options: SolverOptions, z: Tensor) -
     contacts = backends.structure.contacts
     if not contacts or not z.numel():
         return None
-    backends.forget_terms_of_others(z.shape[:-1])
-    least, place = distances(backends, options, z).flatten().nan_to_num(torch.inf, neginf=torch.inf).min(0)
+    gaps = _gaps(backends, options, z)
+    least, place = gaps.flatten().nan_to_num(torch.inf, neginf=torch.inf).min(0)
     if not float(least) < -TOLERANCE:
         return None
-    environment, number = divmod(int(place), len(contacts))
+    environment, number = divmod(int(place), gaps.shape[-1])
+    if number >= len(contacts):
+        number = backends.near[number - len(contacts)].contact
     return Penetration(list(contacts)[number], -float(least), environment)
+
+
+def _gaps(backends: Backends, options: SolverOptions, z: Tensor) -> Tensor:
+    """Gaps (..., contacts) [m], and those of pairs of shapes behind them, where the kernel searches these.
+
+    A robot with self-collision has thousands of slots for its pairs. They stay empty here: to pack their terms for each environment took
+    as long as the rollout.
+    """
+    rows = z.reshape(-1, z.shape[-1])
+    if backends.near and z.dtype == torch.float64 and rows.shape[1] == STATE_SIZE * backends.structure.num_bodies:
+        between = overlaps(backends, options, rows)
+        if between is not None:
+            plain = mapped(backends, backends.map_parameters(options), StateMap.DISTANCES, z)
+            return torch.cat((plain, between.reshape(*z.shape[:-1], -1).expand(*plain.shape[:-1], -1)), dim=-1)
+    backends.forget_terms_of_others(z.shape[:-1])
+    with terms_at(backends, options, z, always=True):
+        return distances(backends, options, z)
 
 
 def warn_of_penetration(backends: Backends, options: SolverOptions, z: Tensor) -> bool:

@@ -20,9 +20,10 @@ __all__ = ["Near", "NearFunction", "NearProblem", "NearRollout", "near_terms"]
 
 
 class Near(NamedTuple):
-    """terms: (N, capacity, 3), the nearest first, kind −1 where there are fewer. counts: (N,) how many there are."""
+    """terms: (N, capacity, 3), the nearest first, kind −1 where there are fewer. gaps: theirs (N, capacity) [m]. counts: (N,)."""
 
     terms: Tensor
+    gaps: Tensor
     counts: Tensor
 
 
@@ -44,7 +45,7 @@ def near_terms(parameters: Parameters, contact: int, z: Tensor, reach: Tensor, c
         counts=counts.data_ptr(),
     )
     kernel_library().td_near_terms(parameters.packed.handle, ctypes.byref(arguments))
-    return Near(terms, counts)
+    return Near(terms, gaps, counts)
 
 
 def _zeros(*shape: int) -> Tensor:
