@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 import mmap
@@ -48,16 +49,24 @@ def near_terms(parameters: Parameters, contact: int, z: Tensor, reach: Tensor, c
     return Near(terms, gaps, counts)
 
 
-def _zeros(*shape: int) -> Tensor:
+def _zeros(*shape: int, dense: bool) -> Tensor:
     """Zeros, large ones in pages that the system clears when they are first written.
 
     PyTorch writes its zeros, and NumPy asks for huge pages. Impulses of 20 steps of 256 robots with 3,900 slots take 640 MB, nearly all 0.
+
+    Args:
+        dense: whether all of them are about to be written. Then pages are huge where the system has such pages: solutions of 256 robots
+            take 67 MB, and to be handed 16,000 small pages takes longer than to write them.
     """
     size = 8 * math.prod(shape)
     if size < 1 << 20:
         return torch.zeros(shape, dtype=torch.float64)
     private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    return torch.frombuffer(mmap.mmap(-1, size, **private), dtype=torch.float64).reshape(shape)
+    pages = mmap.mmap(-1, size, **private)
+    if dense and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(pages, dtype=torch.float64).reshape(shape)
 
 
 class NearRollout(NamedTuple):
@@ -102,12 +111,12 @@ class NearProblem(NamedTuple):
         stored, program = steps if all_steps else 1, self.program
         out = NearRollout(
             self.z.new_empty(count, steps + 1, self.z.shape[1]),
-            _zeros(count, steps, program.num_impulses),  # impulses of empty slots are not written
-            self.z.new_empty(count, stored, program.num_unknowns),
+            _zeros(count, steps, program.num_impulses, dense=False),  # impulses of empty slots are not written
+            _zeros(count, stored, program.num_unknowns, dense=True),
             torch.empty(count, steps, dtype=torch.int64),
             torch.empty(count, steps, dtype=torch.int64),
             torch.empty(count, steps, dtype=torch.int64),
-            self.z.new_empty(count, stored, self.slots, 3),
+            _zeros(count, stored, self.slots, 3, dense=True),
             torch.empty(count, 2, dtype=torch.int64),
         )
         out.z[:, 0] = self.z
