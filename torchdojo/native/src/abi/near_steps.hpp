@@ -341,9 +341,8 @@ private:
 
     // Slots with numbers that are not finite count as slots with terms.
     void find_broken(int64_t n) {
-        double sum = 0.0;
-        for (int64_t k = 0; k < width; ++k) sum += row(n)[k];
-        if (std::isfinite(sum)) return;
+        if (n && !r.parameter_stride) return void(broken[n] = broken[0]);
+        if (all_finite(row(n), width)) return;
         for (int64_t k = 0; k < pairs.size(); ++k)
             if (handle.slots.is_broken(row(n), handle.slots.ranked(handle.ranks[k]))) broken[n].push_back(k);
     }
