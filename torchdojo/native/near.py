@@ -21,11 +21,11 @@ __all__ = ["Near", "NearFunction", "NearProblem", "NearRollout", "near_terms"]
 
 
 class Near(NamedTuple):
-    """terms: (N, capacity, 3), the nearest first, kind −1 where there are fewer. gaps: theirs (N, capacity) [m]. counts: (N,)."""
+    """terms: (N, capacity, 3), the nearest first, kind −1 where there are fewer. counts: (N,). gaps: (N, capacity) [m]."""
 
     terms: Tensor
-    gaps: Tensor
     counts: Tensor
+    gaps: Tensor
 
 
 def near_terms(parameters: Parameters, contact: int, z: Tensor, reach: Tensor, capacity: int) -> Near:
@@ -46,7 +46,7 @@ def near_terms(parameters: Parameters, contact: int, z: Tensor, reach: Tensor, c
         counts=counts.data_ptr(),
     )
     kernel_library().td_near_terms(parameters.packed.handle, ctypes.byref(arguments))
-    return Near(terms, gaps, counts)
+    return Near(terms, counts, gaps)
 
 
 def _zeros(*shape: int, dense: bool) -> Tensor:
