@@ -248,7 +248,11 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
     Vec3<S> direction[3] = {touching.n};
     tangents<T, S>(touching.n, direction[1], direction[2]);
     const Vec3<S> levers[2] = {touching.lever_a, touching.lever_b};
-    const Mat3<S> frames[2] = {world ? R[0] : lift<S>(problem.bodies[bodies[0]].pose.R), lift<S>(problem.bodies[bodies[1]].pose.R)};
+    // Frames of torques and angular velocities: of the next pose against the world, else constant.
+    const auto with_frame = [&](int i, const auto &f) {
+        if (world) f(R[0]);
+        else f(problem.bodies[bodies[i]].pose.R);
+    };
     auto chain = [&](const T *g, T *twist) {  // from derivatives by the next poses to derivatives by the velocities
         for (const int i : {0, 1}) {
             if (i && world) continue;
@@ -261,17 +265,23 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
     if (contact.friction) tangential(contact, impulse + contact.cone, data.beta);
     Vec3<S> force = impulse[0] * direction[0] + data.beta[0] * direction[1] + data.beta[1] * direction[2];
     Vec3<S> couple;
-    if (contact.num_couples) couple = linearize_couples(problem, contact, direction, frames, omega, w, chain);
+    if (contact.num_couples) {
+        Mat3<S> frames[2];
+        for (const int i : {0, 1}) with_frame(i, [&](const auto &frame) { frames[i] = lift<S>(frame); });
+        couple = linearize_couples(problem, contact, direction, frames, omega, w, chain);
+    }
     if (pair.cores[0]) force = touching.weight * force;
     const T weight = pair.cores[0] ? touching.weight.v : broadcast<T>(1.0);
     Vec3<S> velocity = lift<S>(v[0] - v[1]), incoming = lift<S>(Vec3<T>{});
     for (const int i : {0, 1}) {
         if (i && world) continue;
-        const Vec3<S> swing = cross(frames[i] * omega[i], levers[i]);
-        velocity = i ? velocity - swing : velocity + swing;
-        Vec3<S> moment = cross(levers[i], force);
+        Vec3<S> moment = cross(levers[i], force), torque;
         if (contact.num_couples) moment = moment + couple;
-        const Vec3<S> torque = transposed_times(frames[i], moment);
+        with_frame(i, [&](const auto &frame) {
+            const Vec3<S> swing = cross(frame * omega[i], levers[i]);
+            velocity = i ? velocity - swing : velocity + swing;
+            torque = transposed_times(frame, moment);
+        });
         for (int r = 0; r < 3; ++r) {
             const S &t = torque[r], &f = force[r];
             for (int k = 0; k < dual_size; ++k) out.wrench[i][r][k] = i ? -f.d[k] : f.d[k], out.wrench[i][3 + r][k] = i ? -t.d[k] : t.d[k];
@@ -279,7 +289,7 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
         if (Restitution<T>::acts(contact)) {
             const T *state = &problem.z[state_size * bodies[i]];
             const Vec3<T> spin = problem.bodies[bodies[i]].pose.R * load3(state + 10);
-            const Vec3<S> at = lift<S>(load3(state + 3)) + cross(lift<S>(spin), levers[i]);
+            const Vec3<S> at = lift<S>(load3(state + 3)) + cross(spin, levers[i]);
             incoming = i ? incoming - at : incoming + at;
         }
     }
