@@ -10,9 +10,9 @@
 //     u = v_a + (F_a ω_a) × l_a − v_b − (F_b ω_b) × l_b.
 #pragma once
 
-#include "base/geometry.hpp"
 #include "elements/ball_on_plane.hpp"
 #include "elements/ground.hpp"
+#include "elements/near_slot.hpp"
 
 namespace torchdojo {
 
@@ -23,28 +23,6 @@ struct Touch {
     S weight;  // of the impulse on the bodies; set for slots of polytopes alone
 };
 
-template <class S, class T>
-TD_INLINE Vec3<S> lift(const Vec3<T> &a) {
-    return {S(a.x), S(a.y), S(a.z)};
-}
-template <class S, class T>
-TD_INLINE Mat3<S> lift(const Mat3<T> &a) {
-    Mat3<S> r;
-    for (int k = 0; k < 9; ++k) r.m[k] = S(a.m[k]);
-    return r;
-}
-// A pose whose derivatives are numbers `first` to `first` + 5.
-template <class T>
-void seed(const BodyPose<T> &pose, int first, Vec3<Dual<T>> &x, Mat3<Dual<T>> &R) {
-    x = lift<Dual<T>>(pose.x), R = lift<Dual<T>>(pose.R);
-    for (int k = 0; k < 3; ++k) {
-        x[k].d[first + k] = broadcast<T>(1.0);
-        const int i = (k + 1) % 3, j = (k + 2) % 3;  // R [e_k]×: column i becomes column j, column j minus column i
-        for (int r = 0; r < 3; ++r)
-            R.m[3 * r + i].d[first + 3 + k] = pose.R.m[3 * r + j], R.m[3 * r + j].d[first + 3 + k] = -pose.R.m[3 * r + i];
-    }
-}
-
 template <class S, class P>
 geometry::Solid<S> solid(int kind, const P *p, const Vec3<S> &x, const Mat3<S> &R) {
     geometry::Solid<S> result;
@@ -53,83 +31,6 @@ geometry::Solid<S> solid(int kind, const P *p, const Vec3<S> &x, const Mat3<S> &
     if (kind == geometry::sphere) return result;
     result.rotation = R * lift<S>(rotation_matrix(load4(p + parameter::shape::orientation)));
     for (int k = 0; k < (kind == geometry::capsule ? 1 : 3); ++k) result.half[k] = S(p[parameter::shape::half + k]);
-    return result;
-}
-
-// One lane of a number with its derivatives, if it has any.
-template <class T>
-double lane_of(const T &x, int lane) {
-    return get(x, lane);
-}
-template <class T>
-Dual<double> lane_of(const Dual<T> &x, int lane) {
-    return make_dual<double>(get(x.v, lane), [&](int k) { return get(x.d[k], lane); });
-}
-template <class T>
-void put_lane(T &to, int lane, double x) {
-    set(to, lane, x);
-}
-template <class T>
-void put_lane(Dual<T> &to, int lane, const Dual<double> &x) {
-    set(to.v, lane, x.v);
-    for (int k = 0; k < dual_size; ++k) set(to.d[k], lane, x.d[k]);
-}
-
-// One lane of the poses of two bodies, with derivatives if they have any.
-template <class D>
-struct LanePoses {
-    Vec3<D> x[2];
-    Mat3<D> R[2];
-};
-template <class T>
-LanePoses<double> lane_poses(const Vec3<T> &xa, const Mat3<T> &Ra, const Vec3<T> &xb, const Mat3<T> &Rb, int lane) {
-    LanePoses<double> one;
-    for (int k = 0; k < 3; ++k) one.x[0][k] = get(xa[k], lane), one.x[1][k] = get(xb[k], lane);
-    for (int k = 0; k < 9; ++k) one.R[0].m[k] = get(Ra.m[k], lane), one.R[1].m[k] = get(Rb.m[k], lane);
-    return one;
-}
-// Derivatives of poses are those of `seed`: to write them anew takes a fraction of the time of taking them out of the lanes. Where those of
-// another kind are asked for, by numbers of shapes, poses have none.
-template <class T>
-LanePoses<Dual<double>> lane_poses(const Vec3<Dual<T>> &xa, const Mat3<Dual<T>> &Ra, const Vec3<Dual<T>> &xb, const Mat3<Dual<T>> &Rb,
-                                   int lane) {
-    const Vec3<Dual<T>> *const x[2] = {&xa, &xb};
-    const Mat3<Dual<T>> *const R[2] = {&Ra, &Rb};
-    LanePoses<Dual<double>> one;
-    for (int i = 0; i < 2; ++i) {
-        BodyPose<double> pose = {};
-        for (int k = 0; k < 3; ++k) pose.x[k] = get((*x[i])[k].v, lane);
-        for (int k = 0; k < 9; ++k) pose.R.m[k] = get(R[i]->m[k].v, lane);
-        const bool moves = get(x[i]->x.d[6 * i], lane) != 0.0;
-        if (moves) seed(pose, 6 * i, one.x[i], one.R[i]);
-        else one.x[i] = lift<Dual<double>>(pose.x), one.R[i] = lift<Dual<double>>(pose.R);
-    }
-    return one;
-}
-
-// The slot of two polytopes (geometry/near_terms.py), whose term is another one in each lane.
-template <class T, class S, class P>
-geometry::Witness<S> slot(const PairTable &pair, const Vec3<S> &xa, const Mat3<S> &Ra, const Vec3<S> &xb, const Mat3<S> &Rb,
-                          const P *numbers, S &weight) {
-    using D = decltype(lane_of(S(), 0));
-    geometry::Witness<S> result;
-    for (int lane = 0; lane < lanes<T>; ++lane) {
-        const auto number = [&](int k) { return get(value(numbers[k]), lane); };
-        const int term[3] = {int(number(0)), int(number(1)), int(number(2))};
-        if (term[0] < 0) {
-            put_lane(result.distance, lane, D(2 * constant::near_terms::reach)), put_lane(weight, lane, D(0.0));
-            for (int k = 0; k < 3; ++k) {
-                put_lane(result.normal[k], lane, D(k == 2 ? 1.0 : 0.0));
-                put_lane(result.point[k], lane, lane_of(xa[k], lane));
-            }
-            continue;
-        }
-        const LanePoses<D> poses = lane_poses(xa, Ra, xb, Rb, lane);
-        const bool fading = number(parameter::slot::fading) > 0;
-        const NearTerm<D> found = near_term<D>(*pair.cores[0], *pair.cores[1], poses.x, poses.R, term, fading);
-        put_lane(result.distance, lane, found.gap), put_lane(weight, lane, found.weight);
-        for (int k = 0; k < 3; ++k) put_lane(result.normal[k], lane, found.normal[k]), put_lane(result.point[k], lane, found.point[k]);
-    }
     return result;
 }
 
@@ -216,21 +117,97 @@ void prepare_pair_law(Problem<T> &problem, const ContactTable &contact) {
         });
 }
 
+// From derivatives by the next poses of a pair to derivatives by its velocities.
 template <class T>
-void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactData<T> &data, const T *w) {
+TD_INLINE void chain_pair(const Problem<T> &problem, const ContactTable &contact, const T *by_poses, T *twist) {
+    const int bodies[2] = {contact.body, problem.mechanism.pairs[contact.pair].other};
+    for (const int i : {0, 1}) {
+        if (bodies[i] == problem.mechanism.num_bodies) continue;
+        store3(twist + 6 * i, problem.timestep() * load3(by_poses + 6 * i));
+        store3(twist + 6 * i + 3, transposed_times(problem.bodies[bodies[i]].M, load3(by_poses + 6 * i + 3)));
+    }
+}
+
+// B and C of both bodies (see ContactData), and the lever. along: weights of the velocities' direct parts. weight: of the impulse.
+template <class T>
+void store_pair_rows(Problem<T> &problem, const ContactTable &contact, ContactData<T> &data, const Vec3<Dual<T>> *levers,
+                     const Dual<T> *rows, const T *along, const T &weight) {
+    PairData<T> &out = problem.pairs[contact.pair];
+    const int bodies[2] = {contact.body, problem.mechanism.pairs[contact.pair].other};
+    const bool world = bodies[1] == problem.mechanism.num_bodies;
+    const Vec3<T> axes[3] = {out.n, out.t1, out.t2};
+    T twist[12];
+    for (int row = 0; row < 3; ++row) {
+        for (int k = 0; k < dual_size; ++k) out.rows[row][k] = rows[row].d[k];
+        chain_pair(problem, contact, out.rows[row], twist);
+        for (const int i : {0, 1}) {
+            if (i && world) continue;
+            const Vec3<T> lever = out.lever[i] = value(levers[i]);
+            const Vec3<T> local =
+                transposed_times(world ? problem.bodies[bodies[i]].next.R : problem.bodies[bodies[i]].pose.R, cross(lever, axes[row]));
+            const double sign = i ? -1.0 : 1.0;
+            T *B = i ? out.other_wrench : data.wrench, *C = (i ? out.other_rows : data.rows) + 6 * row;
+            for (int r = 0; r < 3; ++r) {
+                B[3 * r + row] = sign * (weight * axes[row][r]), B[3 * (3 + r) + row] = sign * (weight * local[r]);
+                C[r] = twist[6 * i + r] + along[row] * (sign * axes[row][r]);
+                C[3 + r] = twist[6 * i + 3 + r] + along[row] * (sign * local[r]);
+            }
+        }
+    }
+}
+
+// Impulses of a pair in the rows of its bodies, and their derivatives by the next poses in the blocks of the matrix.
+template <class T>
+void add_pair_wrench(Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T &gamma) {
+    const PairData<T> &out = problem.pairs[contact.pair];
+    const int bodies[2] = {contact.body, problem.mechanism.pairs[contact.pair].other};
+    const bool world = bodies[1] == problem.mechanism.num_bodies;
+    T twist[12];
+    for (const int i : {0, 1}) {
+        if (i && world) continue;
+        const T *B = i ? out.other_wrench : data.wrench;
+        for (int r = 0; r < 6; ++r) {
+            problem.residual[6 * bodies[i] + r] -= B[3 * r] * gamma + B[3 * r + 1] * data.beta[0] + B[3 * r + 2] * data.beta[1];
+            chain_pair(problem, contact, out.wrench[i][r], twist);
+            for (const int j : {0, 1}) {
+                if (j && world) continue;
+                T *block = &problem.values[problem.pair_block(contact, i, j)] + 6 * r;
+                for (int k = 0; k < 6; ++k) block[k] -= twist[6 * j + k];
+            }
+        }
+    }
+}
+
+// Newton's law of restitution in the place of the gap, in lanes in which it rules. along: the weight of the velocities' direct part.
+template <class T>
+void let_pair_bounce(Problem<T> &problem, const ContactTable &contact, const Vec3<Dual<T>> *levers, const Vec3<Dual<T>> &n,
+                     const Vec3<Dual<T>> &velocity, Dual<T> &gap, T &along) {
+    using S = Dual<T>;
+    const int bodies[2] = {contact.body, problem.mechanism.pairs[contact.pair].other};
+    Vec3<S> incoming = lift<S>(Vec3<T>{});
+    for (const int i : {0, 1}) {
+        if (bodies[i] == problem.mechanism.num_bodies) continue;
+        const T *state = &problem.z[state_size * bodies[i]];
+        const Vec3<T> spin = problem.bodies[bodies[i]].pose.R * load3(state + 10);
+        const Vec3<S> arriving = lift<S>(load3(state + 3)) + cross(spin, levers[i]);
+        incoming = i ? incoming - arriving : incoming + arriving;
+    }
+    LawData<T> &own = problem.laws[contact.law];
+    const T h = problem.timestep();
+    const S law = h * dot(n, velocity + problem.parameters[contact.restitution] * incoming);
+    own.bouncing = select_mask(own.bounces, law.v < gap.v, Mask<T>{});
+    gap = select(own.bouncing, law, gap);
+    along = select(own.bouncing, h, T{});
+}
+
+template <class T>
+void linearize_shapes(Problem<T> &problem, const ContactTable &contact, ContactData<T> &data, const T *w) {
     using S = Dual<T>;
     const MechanismTable &m = problem.mechanism;
     const PairTable &pair = m.pairs[contact.pair];
-    if (BallOnPlane<T>::is(m, contact)) {
-        const Vec3<T> n = problem.bodies[pair.other].pose.R * load3(&problem.parameters[pair.shape_b]);
-        Vec3<T> t1, t2;
-        tangents<T, T>(n, t1, t2);
-        return BallOnPlane<T>::linearize(problem, contact, data, w, n, t1, t2);
-    }
     PairData<T> &out = problem.pairs[contact.pair];
     const bool world = pair.other == m.num_bodies;
-    const T h = problem.timestep(), *p = &problem.parameters[contact.parameters], *impulse = w + contact.impulse,
-            *slack = w + contact.slack;
+    const T *p = &problem.parameters[contact.parameters], *impulse = w + contact.impulse, *slack = w + contact.slack;
     const int bodies[2] = {contact.body, pair.other};
     Vec3<S> x[2];
     Mat3<S> R[2];
@@ -253,14 +230,6 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
         if (world) f(R[0]);
         else f(problem.bodies[bodies[i]].pose.R);
     };
-    auto chain = [&](const T *g, T *twist) {  // from derivatives by the next poses to derivatives by the velocities
-        for (const int i : {0, 1}) {
-            if (i && world) continue;
-            store3(twist + 6 * i, h * load3(g + 6 * i));
-            store3(twist + 6 * i + 3, transposed_times(problem.bodies[bodies[i]].M, load3(g + 6 * i + 3)));
-        }
-    };
-
     data.beta[0] = data.beta[1] = T{};
     if (contact.friction) tangential(contact, impulse + contact.cone, data.beta);
     Vec3<S> force = impulse[0] * direction[0] + data.beta[0] * direction[1] + data.beta[1] * direction[2];
@@ -268,11 +237,12 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
     if (contact.num_couples) {
         Mat3<S> frames[2];
         for (const int i : {0, 1}) with_frame(i, [&](const auto &frame) { frames[i] = lift<S>(frame); });
+        const auto chain = [&](const T *by_poses, T *twist) { chain_pair(problem, contact, by_poses, twist); };
         couple = linearize_couples(problem, contact, direction, frames, omega, w, chain);
     }
     if (pair.cores[0]) force = touching.weight * force;
     const T weight = pair.cores[0] ? touching.weight.v : broadcast<T>(1.0);
-    Vec3<S> velocity = lift<S>(v[0] - v[1]), incoming = lift<S>(Vec3<T>{});
+    Vec3<S> velocity = lift<S>(v[0] - v[1]);
     for (const int i : {0, 1}) {
         if (i && world) continue;
         Vec3<S> moment = cross(levers[i], force), torque;
@@ -286,61 +256,28 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
             const S &t = torque[r], &f = force[r];
             for (int k = 0; k < dual_size; ++k) out.wrench[i][r][k] = i ? -f.d[k] : f.d[k], out.wrench[i][3 + r][k] = i ? -t.d[k] : t.d[k];
         }
-        if (Restitution<T>::acts(contact)) {
-            const T *state = &problem.z[state_size * bodies[i]];
-            const Vec3<T> spin = problem.bodies[bodies[i]].pose.R * load3(state + 10);
-            const Vec3<S> at = lift<S>(load3(state + 3)) + cross(spin, levers[i]);
-            incoming = i ? incoming - at : incoming + at;
-        }
     }
     S rows[3] = {touching.distance, dot(direction[1], velocity), dot(direction[2], velocity)};
     T along[3] = {T{}, broadcast<T>(1.0), broadcast<T>(1.0)};  // weight of the velocities' direct part
     if (problem.overlaps && problem.laws[contact.law].overlaps) rows[0] = rows[0] + GapLaw<T>::shift(problem, contact, impulse[0]);
-    if (Restitution<T>::acts(contact)) {
-        LawData<T> &own = problem.laws[contact.law];
-        const S law = h * dot(direction[0], velocity + problem.parameters[contact.restitution] * incoming);
-        own.bouncing = select_mask(own.bounces, law.v < rows[0].v, Mask<T>{});
-        rows[0] = select(own.bouncing, law, rows[0]);
-        along[0] = select(own.bouncing, h, T{});
-    }
-    // Common to both bodies: B, C, and the derivative of the impulses.
+    if (Restitution<T>::acts(contact)) let_pair_bounce(problem, contact, levers, direction[0], velocity, rows[0], along[0]);
     out.n = value(direction[0]), out.t1 = value(direction[1]), out.t2 = value(direction[2]), out.force = value(force);
-    const Vec3<T> axes[3] = {out.n, out.t1, out.t2};
-    T twist[12];
-    for (int row = 0; row < 3; ++row) {
-        for (int k = 0; k < dual_size; ++k) out.rows[row][k] = rows[row].d[k];
-        chain(out.rows[row], twist);
-        for (const int i : {0, 1}) {
-            if (i && world) continue;
-            const Vec3<T> lever = out.lever[i] = value(levers[i]);
-            const Vec3<T> local =
-                transposed_times(world ? problem.bodies[bodies[i]].next.R : problem.bodies[bodies[i]].pose.R, cross(lever, axes[row]));
-            const double sign = i ? -1.0 : 1.0;
-            T *B = i ? out.other_wrench : data.wrench, *C = (i ? out.other_rows : data.rows) + 6 * row;
-            for (int r = 0; r < 3; ++r) {
-                B[3 * r + row] = sign * (weight * axes[row][r]), B[3 * (3 + r) + row] = sign * (weight * local[r]);
-                C[r] = twist[6 * i + r] + along[row] * (sign * axes[row][r]);
-                C[3 + r] = twist[6 * i + 3 + r] + along[row] * (sign * local[r]);
-            }
-        }
-    }
-    for (const int i : {0, 1}) {
-        if (i && world) continue;
-        const T *B = i ? out.other_wrench : data.wrench;
-        for (int r = 0; r < 6; ++r) {
-            problem.residual[6 * bodies[i] + r] -= B[3 * r] * impulse[0] + B[3 * r + 1] * data.beta[0] + B[3 * r + 2] * data.beta[1];
-            chain(out.wrench[i][r], twist);
-            for (const int j : {0, 1}) {
-                if (j && world) continue;
-                T *block = &problem.values[problem.pair_block(contact, i, j)] + 6 * r;
-                for (int k = 0; k < 6; ++k) block[k] -= twist[6 * j + k];
-            }
-        }
-    }
+    store_pair_rows(problem, contact, data, levers, rows, along, weight);
+    add_pair_wrench(problem, contact, data, impulse[0]);
     T *row = &problem.residual[contact.impulse];
     row[0] = rows[0].v - slack[0];
     friction_rows(contact, p[parameter::friction] * impulse[0], impulse + contact.cone, slack + contact.cone, rows[1].v, rows[2].v,
                   row + contact.cone);
+}
+
+template <class T>
+void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactData<T> &data, const T *w) {
+    if (!BallOnPlane<T>::is(problem.mechanism, contact)) return linearize_shapes(problem, contact, data, w);
+    const PairTable &pair = problem.mechanism.pairs[contact.pair];
+    const Vec3<T> n = problem.bodies[pair.other].pose.R * load3(&problem.parameters[pair.shape_b]);
+    Vec3<T> t1, t2;
+    tangents<T, T>(n, t1, t2);
+    BallOnPlane<T>::linearize(problem, contact, data, w, n, t1, t2);
 }
 
 // The condensed cones of a pair: B K C over both bodies.
