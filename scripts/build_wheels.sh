@@ -18,6 +18,15 @@ wheel() {  # arguments: the machine, its levels
     rm -rf build torchdojo/native/lib
     python scripts/build_kernels.py "$@"
     python -m pip wheel -q . --no-deps --no-build-isolation -w "$out" --config-settings=--build-option=--plat-name="manylinux_2_28_$machine"
+    python - "$out"/*"$machine".whl <<'PY'
+import sys, zipfile
+for name in sys.argv[1:]:  # packed as small as zip can: pip packs faster, for 0.04 MB
+    with zipfile.ZipFile(name) as wheel:
+        contents = [(entry, wheel.read(entry)) for entry in wheel.infolist()]
+    with zipfile.ZipFile(name, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as wheel:
+        for entry, data in contents:
+            wheel.writestr(entry, data, compresslevel=9)
+PY
     local size
     size=$(stat -c %s "$out"/*"$machine".whl | sort -n | tail -1)
     [ "$size" -le 8000000 ] || { echo "$0: a wheel of $size bytes for $machine, allowed 8000000; build fewer LEVELS" >&2; exit 1; }
