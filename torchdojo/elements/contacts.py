@@ -6,6 +6,7 @@ contact.py says where surfaces touch, and how the impulse P = γ n + Tᵀβ acts
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from typing import Any, ClassVar
 
 import torch
@@ -89,7 +90,10 @@ class NonlinearContact(FrictionalContact):
 
     def __init__(self, body: str, *, friction: Any = 0.5, **arguments: Any) -> None:
         super().__init__(body, friction=friction, **arguments)
-        orthant, second_order = 1 + 3 * ("torsional_friction" in self.fields), 1 + ("rolling_friction" in self.fields)
+        self._set_cones(self.fields)
+
+    def _set_cones(self, laws: Container[str]) -> None:
+        orthant, second_order = 1 + 3 * ("torsional_friction" in laws), 1 + ("rolling_friction" in laws)
         if orthant + second_order > 2:
             self.cones = Cones(orthant=orthant, second_order=second_order)
 

@@ -33,13 +33,14 @@ class NearContact(NonlinearContact):
         body: name of the body. shapes: its core, and the core of the other one, each in the frame of its body.
         other: name of the other body; None or "world": it is fixed.
         term: kind and features of the term (..., 3); see `near_terms`. fading: (...,) 1 where impulses fade with the gap, 0 where not.
-        friction, laws: as in `NonlinearContact`, without torsional and rolling friction and restitution.
+        friction, laws: as in `NonlinearContact`, without restitution. Torsional and rolling friction of all places of a pair add up: the
+            couple is at most their coefficient times the whole normal force.
     """
 
     fields: ClassVar[dict[str, int]] = {"friction": 0, "term": 1, "fading": 0}
     chosen: ClassVar[frozenset[str]] = frozenset({"term", "fading"})
-    # A patch of several places resists turning by itself. A bounce leaves the reach within its step, where impulses are zero.
-    laws = tuple(law for law in Contact.laws if law != "restitution")
+    # A bounce leaves the reach within its step, where impulses are zero.
+    laws = tuple(law for law in NonlinearContact.laws if law != "restitution")
     term: Tensor
     fading: Tensor
     in_scenery: bool = False  #: whether the scenery of the mechanism draws the fixed shape
@@ -55,6 +56,7 @@ class NearContact(NonlinearContact):
         present = {name: value for name, value in laws.items() if value is not None}
         self._check_laws(present)
         self.shapes, self.shape_kind, self.other_kind = shapes, "polytope", "polytope"
+        self._set_cones(present)
         self._set_fields({"friction": friction, "term": (float(NOTHING), 0.0, 0.0), "fading": 1.0, **present})
 
     def kind(self) -> tuple[object, ...]:

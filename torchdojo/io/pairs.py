@@ -109,7 +109,7 @@ def pair_contacts(
     for kinds, names in near.items():
         findings.add("used", BETWEEN, dict.fromkeys(names), f"near contacts of shapes of the kinds {kinds}", "none")
     for law, names in lost.items():
-        reason = "near contacts have several places, which resist turning, and no such law; near=False keeps it in closed forms"
+        reason = "near contacts leave their reach within a bounce and have no such law; near=False keeps it in closed forms"
         findings.add("ignored", law, dict.fromkeys(names), reason)
     if rule.simplified:
         most = 1e3 * max(rule.simplified.values())

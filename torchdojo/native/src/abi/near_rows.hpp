@@ -105,7 +105,7 @@ private:
     std::vector<char> at_rest;                  // of each environment: whether all other slots are
     std::vector<int32_t> used, order;           // groups of the part; ranks of the slots of an environment in it
     std::vector<std::pair<int32_t, int32_t>> more;
-    double friction = std::numeric_limits<double>::quiet_NaN(), impulse[4], slack[4];  // at rest, with this friction
+    SlotAtRest values;  // of an empty slot
 
     template <class F>
     void each(Slots::Vector v, F &&f) const {
@@ -127,16 +127,12 @@ private:
     }
 
     void rest(const Slots::Slot &slot, const double *parameters, double kappa, double scale, double *w) {
-        constexpr double gap = 2.0 * constant::near_terms::reach;
-        const double mu = parameters[slot.friction];
-        if (mu != friction) {
-            impulse[0] = kappa / gap, slack[0] = gap;
-            Disc<double>::start(mu * impulse[0], 0.0, 0.0, kappa, impulse + 1, slack + 1), friction = mu;
-        }
-        const auto fill = [&](const Slots::Run &run, const double *values) {
-            for (int32_t k = 0; k < run.count; ++k) w[run.from + k] = scale * values[k];
+        const MechanismTable &m = slots.mechanism();
+        values.put(m, m.contacts[slot.contact], parameters, kappa);
+        const auto fill = [&](const Slots::Run &run, const double *numbers) {
+            for (int32_t k = 0; k < run.count; ++k) w[run.from + k] = scale * numbers[k];
         };
-        fill(slot.runs[0], impulse), fill(slot.runs[1], slack);
+        fill(slot.runs[0], values.impulse), fill(slot.runs[1], values.slack);
     }
 };
 

@@ -103,32 +103,30 @@ public:
         }
     }
 
-    // Writes solutions and impulses. Empty slots get those at rest where an empty slot's gap is, on the path: nothing moves them, and a
-    // term that comes into the slot starts from there. A failed step has zeros.
+    // Writes solutions and impulses, those of empty slots at rest. A failed step has zeros.
     void scatter(double kappa) const {
         const int64_t periods = whole.steps / whole.repeat, stored = whole.steps / whole.every;
         const int64_t nw = table.num_unknowns, ni = table.num_impulses;
         double *to = whole.w + first * whole.w_steps * nw, *out = whole.impulses + first * periods * ni;
         put(Slots::unknowns, whole.w_steps, w.data(), to);
         put(Slots::impulses, periods, impulses.data(), out);
-        constexpr double gap = 2.0 * constant::near_terms::reach;
-        double impulse[4] = {kappa / gap}, slack[4] = {gap}, friction = -1.0;
+        SlotAtRest rest;
         for (int64_t n = 0; n < size(); ++n) {
             const double *p = whole.parameters + (first + n) * whole.parameter_stride;
             const int64_t *status = whole.status + (first + n) * stored;
-            slots.each_empty(order_of(n), count_of(n), [&](const Slots::Run *run, const ContactTable &contact) {
-                const double mu = p[contact.parameters + parameter::friction];
-                if (mu != friction) Disc<double>::start(mu * impulse[0], 0.0, 0.0, kappa, impulse + 1, slack + 1), friction = mu;
-                const auto fill = [](double *at, const double *values, double scale) {
-                    for (int k = 0; k < 4; ++k) at[k] = scale * values[k];
+            slots.each_empty(order_of(n), count_of(n), [&](const Slots::Slot &slot) {
+                const Slots::Run *run = slot.runs.data();
+                rest.put(table, table.contacts[slot.contact], p, kappa);
+                const auto fill = [&](double *to, const double *values, double scale) {
+                    for (int32_t k = 0; k < run[0].count; ++k) to[k] = scale * values[k];
                 };
                 for (int64_t t = 0; t < whole.w_steps; ++t) {
                     const bool fine = status[whole.w_steps > 1 ? t : stored - 1] == success;
                     double *row = to + (n * whole.w_steps + t) * nw;
-                    fill(row + run[0].from, impulse, fine), fill(row + run[1].from, slack, fine);
+                    fill(row + run[0].from, rest.impulse, fine), fill(row + run[1].from, rest.slack, fine);
                 }
                 for (int64_t t = 0; t < periods; ++t)
-                    fill(out + (n * periods + t) * ni + run[3].from, impulse,
+                    fill(out + (n * periods + t) * ni + run[3].from, rest.impulse,
                          status[whole.every > 1 ? t : (t + 1) * whole.repeat - 1] == success ? double(whole.repeat) : 0.0);
             });
         }

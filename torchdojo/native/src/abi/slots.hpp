@@ -10,7 +10,7 @@
 #include <map>
 
 #include "abi/mechanism.hpp"
-#include "elements/disc.hpp"
+#include "elements/friction.hpp"
 
 namespace torchdojo {
 
@@ -21,7 +21,7 @@ public:
     };
     enum Vector : int { unknowns, parameters, impulses };  // vectors whose numbers belong to slots
     struct Slot {
-        int32_t contact, term, friction;  // its number, and the positions of its term and friction in the parameters
+        int32_t contact, term;  // its number, and the position of its term in the parameters
         std::array<Run, 4> runs;  // impulses and slacks, parameters, impulses among the outputs
         struct Range {
             const Run *first, *last;
@@ -42,7 +42,7 @@ public:
         for (const CouplingTable &coupling : m.couplings) starts.push_back(coupling.parameters);
         std::sort(starts.begin(), starts.end());
         for (int k = 0; k < m.num_impulses; ++k) output[m.impulses[k]] = k;
-        std::map<std::array<int32_t, 9>, std::vector<int32_t>> alike;
+        std::map<std::array<int32_t, 10>, std::vector<int32_t>> alike;
         slot_of.assign(m.num_contacts, -1);
         for (int c = 0; c < m.num_contacts; ++c) {
             const ContactTable &contact = m.contacts[c];
@@ -51,20 +51,19 @@ public:
             const int32_t start = contact.parameters, size = contact.size();
             const int32_t count = *std::upper_bound(starts.begin(), starts.end(), start) - start;
             const auto law = [&](int32_t place) { return place < 0 ? place : place - start; };
-            const std::array<int32_t, 9> key{contact.body,
-                                             pair.other,
-                                             pair.core_a,
-                                             pair.core_b,
-                                             count,
-                                             law(contact.restitution),
-                                             law(contact.recovery_speed),
-                                             law(contact.stiffness),
-                                             law(contact.damping)};
+            const std::array<int32_t, 10> key{contact.body,
+                                              pair.other,
+                                              pair.core_a,
+                                              pair.core_b,
+                                              count,
+                                              law(contact.restitution),
+                                              law(contact.recovery_speed),
+                                              law(contact.stiffness),
+                                              law(contact.damping),
+                                              couples_of(m, contact)};
             alike[key].push_back(slot_of[c] = int32_t(slots.size()));
-            slots.push_back({c,
-                             pair.shape_a,
-                             start + parameter::friction,
-                             {{{contact.impulse, size}, {contact.slack, size}, {start, count}, {output[contact.impulse], size}}}});
+            slots.push_back(
+                {c, pair.shape_a, {{{contact.impulse, size}, {contact.slack, size}, {start, count}, {output[contact.impulse], size}}}});
         }
         for (auto &[key, members] : alike) {
             first.push_back(int32_t(by_rank.size()));
@@ -142,14 +141,16 @@ public:
         if (v == parameters && whole.num_samples) put({whole.num_parameters, whole.num_samples});
     }
 
-    // Calls f(slot, its places) for the slots of an environment without a term.
+    // Calls f(slot) for the slots of an environment without a term.
     template <class F>
     void each_empty(const int32_t *order, const int32_t *count, F &&f) const {
         for (const std::vector<int32_t> &group : groups) {
-            for (size_t k = *count; k < group.size(); ++k) f(slots[order[k]].runs.data(), whole.contacts[slots[order[k]].contact]);
+            for (size_t k = *count; k < group.size(); ++k) f(slots[order[k]]);
             order += group.size(), ++count;
         }
     }
+
+    const MechanismTable &mechanism() const { return whole; }
 
     // The part with `kept` slots of each group.
     MechanismTable part(const std::vector<int32_t> &kept) const;
@@ -161,6 +162,17 @@ private:
     std::vector<std::vector<int32_t>> groups;
     std::vector<int32_t> by_rank, group_by_rank, first;  // slot and group of each rank; first rank of each group
     std::vector<Run> others[3];  // numbers that belong to no slot
+
+    // Which couples a contact has: 1, torsional; 2, rolling.
+    static int32_t couples_of(const MechanismTable &m, const ContactTable &contact) {
+        int32_t kinds = 0;
+        for (int k = 0; k < contact.num_couples; ++k) kinds |= m.couples[contact.first_couple + k].friction.is_pyramid() ? 1 : 2;
+        return kinds;
+    }
+    static int32_t cones_of_couples(const MechanismTable &m, const ContactTable &contact) {
+        const int32_t kinds = couples_of(m, contact);
+        return (kinds & 1 ? 3 : 0) + (kinds & 2 ? 1 : 0);
+    }
 
     bool is_empty(const double *p, const Slot &slot) const { return p[slot.term] < 0 && !is_broken(p, slot); }
 
@@ -175,6 +187,38 @@ private:
         });
         return to;
     }
+};
+
+// Impulses and slacks of a slot without a term: those at rest where the gap of such a slot is, on the path. Nothing moves them, and a term
+// that comes into the slot starts from there.
+class SlotAtRest {
+public:
+    static constexpr int most = 10;  // of a contact with torsional and rolling friction
+    double impulse[most], slack[most];
+
+    // p: the parameters of the environment. Slots that follow one another mostly have the same friction.
+    void put(const MechanismTable &m, const ContactTable &contact, const double *p, double kappa) {
+        const double mu = p[contact.parameters + parameter::friction];
+        if (mu == friction && !contact.num_couples && !coupled) return;
+        constexpr double gap = 2.0 * constant::near_terms::reach;
+        impulse[0] = kappa / gap, slack[0] = gap;
+        const auto start = [&](const ContactTable &own, double coefficient) {
+            const int first = own.friction_impulse() - contact.impulse;
+            const double height = coefficient * impulse[0];
+            if (own.is_pyramid()) Pyramid<double>{own}.start(height, 0.0, 0.0, kappa, impulse + first, slack + first);
+            else Disc<double>::start(height, 0.0, 0.0, kappa, impulse + first, slack + first);
+        };
+        start(contact, mu);
+        for (int k = 0; k < contact.num_couples; ++k) {
+            const CoupleTable &couple = m.couples[contact.first_couple + k];
+            start(couple.friction, p[couple.parameter]);
+        }
+        friction = mu, coupled = contact.num_couples > 0;
+    }
+
+private:
+    double friction = std::numeric_limits<double>::quiet_NaN();
+    bool coupled = false;
 };
 
 // The schedule of a part: blocks that are zero in the factors are left out. `present`: by offset, whether a block of the matrix is not zero;
@@ -227,16 +271,19 @@ inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
     const std::vector<int32_t> out = places(impulses, kept, order, whole.num_impulses, m.num_impulses);
     const auto move = [](const std::vector<int32_t> &to, auto &...fields) { ((fields = fields < 0 ? fields : to[fields]), ...); };
 
-    m.contacts.clear(), m.pairs.clear();
+    m.contacts.clear(), m.pairs.clear(), m.couples.clear();
     for (int c = 0; c < whole.num_contacts; ++c) {
         if (leaves[c]) {
-            m.num_cones -= 2;  // the gap and a disc
+            m.num_cones -= 2 + cones_of_couples(whole, whole.contacts[c]);  // the gap and a disc
             continue;
         }
         ContactTable contact = whole.contacts[c];
         move(w, contact.impulse, contact.slack);
         move(p, contact.parameters, contact.restitution, contact.recovery_speed, contact.stiffness, contact.damping);
         contact.law = contact_of[c] = int32_t(m.contacts.size());
+        const auto couple = whole.couples.begin() + contact.first_couple;
+        contact.first_couple = int32_t(m.couples.size());
+        m.couples.insert(m.couples.end(), couple, couple + contact.num_couples);
         if (contact.pair >= 0) {
             m.pairs.push_back(whole.pairs[contact.pair]);
             contact.pair = int32_t(m.pairs.size()) - 1;
@@ -274,7 +321,8 @@ inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
     m.fill.clear();
     for (const Fill &block : whole.fill)
         if (v[block.offset] >= 0) m.fill.push_back({v[block.offset], block.count});
-    m.num_contacts = int32_t(m.contacts.size()), m.num_pairs = int32_t(m.pairs.size()), m.num_fill = int32_t(m.fill.size());
+    m.num_contacts = int32_t(m.contacts.size()), m.num_couples = int32_t(m.couples.size());
+    m.num_pairs = int32_t(m.pairs.size()), m.num_fill = int32_t(m.fill.size());
     return MechanismTable(std::move(m), schedule.data());
 }
 

@@ -79,6 +79,7 @@ private:
         for (int c = contact.first_couple; c < contact.first_couple + contact.num_couples; ++c) {
             const CoupleTable &couple = problem.mechanism.couples[c];
             CoupleData<T> &data = problem.couples[c];
+            data.weight = broadcast<T>(1.0);
             const T *impulse = w + couple.friction.friction_impulse(), *slack = w + couple.friction.friction_slack();
             T spin[2] = {T{}, T{}};
             for (int a = 0; a < couple.num_axes(); ++a) {

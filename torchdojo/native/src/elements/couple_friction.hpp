@@ -6,6 +6,8 @@
 // These impulses obey the equations of sliding friction, with spins in the place of slips and in cones of the heights μ_t γ and μ_r γ. So
 // they are condensed as sliding friction is (contact_cone.hpp). Let C_n be the row of the gap, C the rows of spins and B the torques. The
 // block of the bodies gains  B (μ (γ/s) m C_n + N C).
+//
+// Where a contact fades with the gap, its couples fade with the same weight (near_slot.hpp). Spins do not.
 #pragma once
 
 #include "elements/friction.hpp"
@@ -20,10 +22,10 @@ TD_INLINE void for_each_side(const MechanismTable &m, const ContactTable &contac
 }
 
 // Spins and torques at given axes (n, t1, t2) and frames, both with derivatives by the next poses. `chain` turns these into derivatives by
-// the twists. Returns the couple on the body; the caller adds its derivatives.
+// the twists. fading: weight of the couple, null where it is 1. Returns the couple on the body; the caller adds its derivatives.
 template <class T, class Chain>
 Vec3<Dual<T>> linearize_couples(Problem<T> &problem, const ContactTable &contact, const Vec3<Dual<T>> *axes, const Mat3<Dual<T>> *frames,
-                                const Vec3<T> *omega, const T *w, const Chain &chain) {
+                                const Vec3<T> *omega, const T *w, const Dual<T> *fading, const Chain &chain) {
     using S = Dual<T>;
     const MechanismTable &m = problem.mechanism;
     Vec3<S> total{S(T{}), S(T{}), S(T{})}, velocity = total;
@@ -38,6 +40,7 @@ Vec3<Dual<T>> linearize_couples(Problem<T> &problem, const ContactTable &contact
         CoupleData<T> &data = problem.couples[c];
         const int place = couple.friction.friction_impulse();
         const T *impulse = w + place, *slack = w + couple.friction.friction_slack();
+        data.weight = fading ? fading->v : broadcast<T>(1.0);
         T spin[2] = {T{}, T{}};
         for (int a = 0; a < couple.num_axes(); ++a) {
             const Vec3<S> &axis = axes[couple.first_axis() + a];
@@ -55,6 +58,7 @@ Vec3<Dual<T>> linearize_couples(Problem<T> &problem, const ContactTable &contact
         friction_rows(couple.friction, problem.parameters[couple.parameter] * w[contact.impulse], impulse, slack, spin[0], spin[1],
                       &problem.residual[place]);
     }
+    if (fading) total = *fading * total;
     Vec3<T> &couple = problem.pairs[contact.pair].couple;
     couple = {total.x.v, total.y.v, total.z.v};
     for_each_side(m, contact,
@@ -77,7 +81,7 @@ void condense_couple(Problem<T> &problem, const CoupleTable &couple, const Coupl
             T *block = &problem.values[problem.pair_block(contact, i, j)] + 18;
             for (int a = 0; a < couple.num_axes(); ++a)
                 for (int r = 0; r < 3; ++r)
-                    for (int k = 0; k < 6; ++k) block[6 * r + k] += data.torque[a][i][r] * KC[a][k];
+                    for (int k = 0; k < 6; ++k) block[6 * r + k] += data.weight * data.torque[a][i][r] * KC[a][k];
         });
     });
 }
@@ -88,7 +92,8 @@ TD_INLINE void for_each_arm(const Problem<T> &problem, int c, const F &f) {
     const CoupleTable &couple = problem.mechanism.couples[c];
     const CoupleData<T> &data = problem.couples[c];
     for_each_side(problem.mechanism, problem.mechanism.contacts[couple.contact], [&](int i, int body) {
-        for (int a = 0; a < couple.num_axes(); ++a) f(a, problem.mechanism.bodies[body].right, data.torque[a][i], data.rows[a] + 6 * i);
+        for (int a = 0; a < couple.num_axes(); ++a)
+            f(a, problem.mechanism.bodies[body].right, data.weight * data.torque[a][i], data.rows[a] + 6 * i);
     });
 }
 

@@ -115,6 +115,7 @@ struct LawData : Overlap<T> {
 template <class T>
 struct CoupleData : FrictionData<T> {
     Vec3<T> torque[2][2];  // per axis and unit of impulse, on the body and on the other
+    T weight;  // of the torques on the bodies: below 1 where the contact fades
     T rows[2][12], next[2][12];  // derivatives of the spin: by the twists, and by the next poses
 };
 

@@ -238,7 +238,7 @@ void linearize_shapes(Problem<T> &problem, const ContactTable &contact, ContactD
         Mat3<S> frames[2];
         for (const int i : {0, 1}) with_frame(i, [&](const auto &frame) { frames[i] = lift<S>(frame); });
         const auto chain = [&](const T *by_poses, T *twist) { chain_pair(problem, contact, by_poses, twist); };
-        couple = linearize_couples(problem, contact, direction, frames, omega, w, chain);
+        couple = linearize_couples(problem, contact, direction, frames, omega, w, pair.cores[0] ? &touching.weight : nullptr, chain);
     }
     if (pair.cores[0]) force = touching.weight * force;
     const T weight = pair.cores[0] ? touching.weight.v : broadcast<T>(1.0);
