@@ -107,7 +107,9 @@ class NearContact(NonlinearContact):
         value = super().check_field(name, value)
         if name == "term":
             a, b = self.shapes
+            smooth = a.semi_axes is not None or b.semi_axes is not None
             counts = value.new_tensor([[len(a.vertices), 1], [len(b.vertices), 1], [len(a.edges), len(b.edges)]])
+            counts = value.new_tensor([[1, 1], [0, 0], [0, 0]]) if smooth else counts
             kind = value[..., 0]
             valid = (kind >= NOTHING) & (kind <= CROSSING) & (value == value.round()).all(-1)
             places = counts[torch.where(valid, kind, 0.0).long().clamp_min(0)]
@@ -149,13 +151,15 @@ class NearContact(NonlinearContact):
 def slots_of(a: Polytope, b: Polytope, linked: bool = False) -> int:
     """Number of places of contact that two cores need at a time.
 
-    A ball touches with its center, near which an edge or a corner of the other shape may be. Where two faces lie on each other, all
-    corners of both may count, and the crossings of their edges.
+    An ellipsoid touches at one place. A ball touches with its center, near which an edge or a corner of the other shape may be. Where two
+    faces lie on each other, all corners of both may count, and the crossings of their edges.
 
     Args:
         linked: whether joints connect their bodies. Faces of links seldom lie on each other, and robots have hundreds of pairs.
             Hulls of Atlas and xArm 6 have 9.
     """
+    if a.semi_axes is not None or b.semi_axes is not None:
+        return 1
     corners = len(a.vertices) + len(b.vertices) if len(a.vertices) + len(b.vertices) > 2 else 1
     width, other_width = a.widest, b.widest
     few = BALL if 1 in (width, other_width) else CAPSULE if 2 in (width, other_width) else LINKED if linked else None
@@ -201,8 +205,8 @@ def near_contacts(
     Args:
         a, b: names of the bodies; b None: the world. shape_a, shape_b: in their frames; as in `polytope_of`. Several, such as
             the pieces of `td.decompose`, touch each with each.
-        slots: places of contact at a time, of two shapes. None: as many as their faces may have: 4 with a sphere, 8 with a capsule, 16 of
-            two boxes, 36 of a cylinder on a box, 96 of two cylinders.
+        slots: places of contact at a time, of two shapes. None: as many as their faces may have: 1 with an ellipsoid, 4 with a sphere, 8
+            with a capsule, 16 of two boxes, 36 of a cylinder on a box, 96 of two cylinders.
         radius: of sharp edges [m]; default: a hundredth of a shape's smallest extent, from 0.1 to 1 mm.
         arguments: friction and laws of `NearContact`, the same for all.
 

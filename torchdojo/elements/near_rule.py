@@ -12,7 +12,7 @@ from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.elements.near_contact import NearContact, check_slots, near_slots, slots_of
 from torchdojo.geometry.hulls import Hull, farthest_points
 from torchdojo.geometry.polytopes import Polytope, polytope_of
-from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Mesh, Shape, Sphere
+from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
 from torchdojo.parameters import differentiated
 
 __all__ = ["Near", "NearRule"]
@@ -54,7 +54,7 @@ class NearRule:
 
     def takes(self, a: Shape, b: Any, closed: bool) -> bool:
         """Whether two shapes touch by near terms. closed: whether they have a closed form with each other."""
-        kinds = (Sphere, Capsule, Box, Cylinder, Hull, Mesh)
+        kinds = (Sphere, Capsule, Box, Cylinder, Ellipsoid, Hull, Mesh)
         return self.near is not False and isinstance(a, kinds) and isinstance(b, kinds) and (self.near is True or self.many or not closed)
 
     def contacts(

@@ -89,8 +89,8 @@ class Made(NamedTuple):
         said = []
         if self.left_out:
             said.append(
-                f"no contacts between {_listed(self.left_out)}: spheres, capsules, boxes, cylinders and solid hulls touch each other "
-                "(near contacts with model=td.NonlinearContact or td.ImpactContact, sizes without batches or gradients)"
+                f"no contacts between {_listed(self.left_out)}: spheres, capsules, boxes, cylinders, ellipsoids and solid hulls touch each "
+                "other (near contacts with model=td.NonlinearContact or td.ImpactContact, sizes without batches or gradients)"
             )
         if self.by_points:
             said.append(f"only points of one shape, and no edges or faces, touch the other between {_listed(self.by_points)}")
@@ -292,8 +292,8 @@ def contacts_of(solids: Solids, pairs: Iterable[Pair], model: Callable[..., Cont
         if missing and pair.asked:
             raise ValueError(
                 f"contacts: the pair {(pair.body, pair.other)!r} has {', '.join(dict.fromkeys(missing))}, which have no contacts with each "
-                "other; allowed: spheres, capsules, boxes, cylinders and hulls with each other, ellipsoids with spheres, capsules and "
-                "boxes, shapes with contact points on planes; near=False leaves out near contacts"
+                "other; allowed: spheres, capsules, boxes, cylinders, ellipsoids and hulls with each other, shapes with contact points on "
+                "planes; near=False leaves out near contacts"
             )
         label = f"{pair.body}-{pair.other}"
         if missing and shapes and others:  # a body without any shape has nothing to touch with
@@ -318,8 +318,8 @@ def shape_contacts(
     """Contacts of two shapes by names that begin with "body_label"; None where there are none of these kinds.
 
     Spheres, capsules, boxes and ellipsoids touch each other, as `contact_manifold` says. Cylinders and hulls touch them and each other by
-    near contacts, as the rule says. Every shape with contact points touches planes at these, and boxes and height fields, where edges and
-    faces of the shape are not felt.
+    near contacts, as the rule says, and so do boxes and ellipsoids. Every shape with contact points touches planes at these, and boxes
+    and height fields, where edges and faces of the shape are not felt. An ellipsoid touches a plane where it is nearest.
 
     Args:
         body, a: name of a body, and its shape. other, b: another body and its shape, or None and a shape or plane of the world.
@@ -327,11 +327,13 @@ def shape_contacts(
         rule: chooses the shapes that get near contacts. linked: whether joints connect both bodies.
     """
     label = f"{body}_{label or other or 'world'}"
+    if isinstance(b, Plane) and isinstance(a, Ellipsoid):
+        return Touching({label: model(body, shape=a, normal=b.normal, offset=b.offset, **arguments)}, False)
     if isinstance(b, Plane):
         return _at_points(label, body, a, model, {**arguments, "normal": b.normal, "offset": b.offset}, False)
     if isinstance(b, HeightField):
         return _at_points(label, body, a, model, {**arguments, "other_shape": b}, not isinstance(a, Sphere))
-    # At a box's edges, fast ellipsoids find no step.
+    # At a box's edges, normals of fast ellipsoids jump: near contacts look for nearest points anew.
     closed = isinstance(a, PAIRED) and isinstance(b, PAIRED) and {type(a), type(b)} != {Box, Ellipsoid}
     if rule.takes(a, b, closed) and (near := rule.contacts(label, body, a, other, b, linked, model, **arguments)) is not None:
         return Touching(dict(near), False, True)

@@ -16,7 +16,7 @@ from torchdojo.engine.backends import Backends
 from torchdojo.engine.near_set import near_pairs
 from torchdojo.engine.near_slots import Balls, NearPair, search_in_torch
 from torchdojo.geometry.closest import distance
-from torchdojo.geometry.convex import Convex
+from torchdojo.geometry.convex import Convex, convex_of
 from torchdojo.geometry.near_terms import NOTHING, REACH
 from torchdojo.geometry.polytopes import Polytope
 from torchdojo.native.near import near_terms
@@ -36,6 +36,7 @@ class Cores:
         self.balls = Balls(pairs)
         sides = list(zip(*(pair.slots[0].shapes for pair in pairs), strict=True)) or [(), ()]
         self.vertices, self.radii = [_padded(side) for side in sides], [_numbers([core.radius for core in side]) for side in sides]
+        self.axes = [_axes(side) for side in sides]
 
     @torch.no_grad()
     def gaps(self, z: Tensor, most: float, pairs: Tensor | None = None) -> Tensor:
@@ -50,7 +51,11 @@ class Cores:
         rows, columns = (result <= most).nonzero(as_tuple=True)
         if len(rows):
             states = self.balls.states(z)
-            shapes = [Convex(self.vertices[side][chosen[columns]], None, self.radii[side][chosen[columns]]) for side in (0, 1)]
+            own = chosen[columns]
+            shapes = [
+                Convex(vertices[own], None if axes is None else axes[own], radii[own])
+                for vertices, axes, radii in zip(self.vertices, self.axes, self.radii, strict=True)
+            ]
             sides = [states[rows, shape] for shape in self.balls.shapes[chosen[columns]].unbind(-1)]
             poses = [(side[:, :3], side[:, 6:10]) for side in sides]
             result[rows, columns] = distance(shapes[0], poses[0], shapes[1], poses[1]).distance
@@ -66,6 +71,14 @@ def _padded(cores: Sequence[Polytope]) -> Tensor:
     most = max((len(core.vertices) for core in cores), default=0)
     rows = [torch.cat((core.vertices, core.vertices[-1:].expand(most - len(core.vertices), 3))) for core in cores]
     return torch.stack(rows) if rows else torch.zeros(0, 0, 3, dtype=torch.float64)
+
+
+def _axes(cores: Sequence[Polytope]) -> Tensor | None:
+    """The semi-axes of ellipsoids as columns (P, 3, 3), zeros for polytopes; None where there are no ellipsoids."""
+    if all(core.semi_axes is None for core in cores):
+        return None
+    found = [convex_of(core).axes for core in cores]
+    return torch.stack([torch.zeros(3, 3, dtype=torch.float64) if axes is None else axes for axes in found])
 
 
 @torch.no_grad()

@@ -7,8 +7,6 @@ of both radii before the step have to be so after it and on its way.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -38,7 +36,7 @@ def pierced(cores: tuple[Polytope, Polytope], bodies: tuple[int, int], start: Te
     place, move, turn = [], [], []
     way, extents = start.new_zeros(count), 0.0
     for core, body in zip(cores, bodies, strict=True):
-        extent = float(torch.linalg.vector_norm(core.vertices, dim=-1).max()) + core.radius
+        extent = core.swing
         extents += extent
         if body < 0:
             still = start.new_zeros(count, 3)
@@ -53,7 +51,7 @@ def pierced(cores: tuple[Polytope, Polytope], bodies: tuple[int, int], start: Te
         way = way + 2 * extent * torch.linalg.vector_norm(turn[-1], dim=-1)
     way = way + torch.linalg.vector_norm(move[0] - move[1], dim=-1)
     near = torch.linalg.vector_norm(place[0][0] - place[1][0], dim=-1) <= extents + way
-    looks = (2 * way / sum(map(_thickness, cores))).ceil().clamp(1, LOOKS)
+    looks = (2 * way / sum(core.thickness for core in cores)).ceil().clamp(1, LOOKS)
     margin = 0.5 * (cores[0].radius + cores[1].radius)
 
     def overlap(rows: Tensor, part: Tensor) -> Tensor:
@@ -78,13 +76,3 @@ def pierced(cores: tuple[Polytope, Polytope], bodies: tuple[int, int], start: Te
     if len(rows):
         hit[rows] = ~overlap(rows, torch.zeros(len(rows), dtype=torch.float64))
     return hit
-
-
-def _thickness(core: Polytope) -> float:
-    """The least extent across a face; for a point or a segment the diameter of the round part."""
-    if not len(core.normals):
-        return 2 * core.radius
-    lowest = (core.vertices @ core.normals.T).amin(0)
-    least = float((core.offsets - lowest).min())
-    assert math.isfinite(least)
-    return least + 2 * core.radius

@@ -108,9 +108,8 @@ def travel(pair: NearPair, z: Tensor, timestep: Tensor) -> Tensor:
     for body, shape, sign in zip(pair.bodies, pair.slots[0].shapes, (1, -1), strict=True):
         if body >= 0:
             state = z[:, STATE_SIZE * body : STATE_SIZE * (body + 1)]
-            extent = torch.linalg.vector_norm(shape.vertices, dim=-1).max() + shape.radius
             velocity = velocity + sign * state[:, 3:6]
-            way = way + extent * torch.linalg.vector_norm(state[:, 10:13], dim=-1)
+            way = way + shape.swing * torch.linalg.vector_norm(state[:, 10:13], dim=-1)
     way = way + torch.linalg.vector_norm(velocity, dim=-1)
     return way * timestep.detach().reshape(-1).expand(len(z))
 

@@ -19,7 +19,7 @@ from torchdojo.elements.near_contact import NearContact, near_contacts
 from torchdojo.geometry.closest import distance
 from torchdojo.geometry.hulls import Hull
 from torchdojo.geometry.polytopes import Polytope
-from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Shape, Sphere
+from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Shape, Sphere
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions
 
@@ -79,6 +79,8 @@ class Scene(NamedTuple):
 def _core(core: Polytope) -> Shape:
     """A shape that is the core of a polytope; with its radius where that is round, a ball or a capsule."""
     points = core.vertices
+    if core.semi_axes is not None and core.orientation is not None:
+        return Ellipsoid(core.semi_axes, position=points[0].tolist(), orientation=tuple(core.orientation.tolist()))
     if len(points) == 1:
         return Sphere(core.radius, position=points[0].tolist())
     if len(points) == 2:

@@ -41,7 +41,10 @@ def convex_of(shape: Shape | Convex | Polytope) -> Convex:
     if isinstance(shape, Convex):
         return shape
     if isinstance(shape, Polytope):
-        return Convex(shape.vertices, None, shape.vertices.new_tensor(shape.radius))
+        axes = None
+        if shape.semi_axes is not None and shape.orientation is not None:
+            axes = rotation_matrix(shape.orientation) * shape.semi_axes
+        return Convex(shape.vertices, axes, shape.vertices.new_tensor(shape.radius))
     position, orientation = shape.position, shape.orientation
     sharp = position.new_zeros(())
 

@@ -4,6 +4,8 @@ Two bodies that lie on each other touch in many places at once, and which places
 place, with its gap, normal and point, evaluated on the features that are nearest at the poses given. Its impulse counts by a weight, C² and
 exactly zero beyond `REACH`. So the step is one continuous function of its inputs, whichever terms were considered besides the near ones.
 
+An ellipsoid has one place that is nearest to another shape, so such a pair has one term.
+
 A crossing of edges is a place of contact only between the ends of both edges, where they are not parallel, and where its normal is one of
 both edges. Elsewhere its gap is blended to 2 `REACH`, where nothing acts.
 """
@@ -16,7 +18,10 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
+from torchdojo.geometry.ellipsoids import ellipsoid_nearest
+from torchdojo.geometry.near_ellipsoids import core_and_ellipsoid
 from torchdojo.geometry.polytopes import Polytope
+from torchdojo.geometry.solids import Solid
 from torchdojo.parameters import broadcast_shapes
 
 __all__ = ["REACH", "Term", "all_terms", "near_term"]
@@ -55,6 +60,8 @@ def fade(t: Tensor) -> Tensor:
 
 def all_terms(a: Polytope, b: Polytope) -> Tensor:
     """Kinds and features (n, 3) of all terms of a pair."""
+    if a.semi_axes is not None or b.semi_axes is not None:
+        return torch.tensor([[CORNER, 0, 0]])
     corners = [[CORNER, i, 0] for i in range(len(a.vertices))]
     others = [[OTHER_CORNER, i, 0] for i in range(len(b.vertices))]
     crossings = [[CROSSING, i, j] for i in range(len(a.edges)) for j in range(len(b.edges))]
@@ -73,6 +80,8 @@ def near_term(
     """
     lead = broadcast_shapes(term.shape[:-1], pose_a[0].shape[:-1], pose_b[0].shape[:-1])
     kind, first, second = term.expand(*lead, 3).long().unbind(-1)
+    if a.semi_axes is not None or b.semi_axes is not None:
+        return _faded(_smooth(a, b, pose_a, pose_b, kind == CORNER), fading)
     corner = _corner(a, b, pose_a, pose_b, first.clamp_max(len(a.vertices) - 1), kind == CORNER)
     flipped = _corner(b, a, pose_b, pose_a, first.clamp_max(len(b.vertices) - 1), kind == OTHER_CORNER)
     other = flipped._replace(normal=-flipped.normal, point=flipped.point - flipped.gap[..., None] * flipped.normal)
@@ -80,13 +89,38 @@ def near_term(
     if len(a.edges) and len(b.edges):
         i, j = first.clamp_max(len(a.edges) - 1), second.clamp_max(len(b.edges) - 1)
         result = _choose(kind == CROSSING, _crossing(a, b, pose_a, pose_b, i, j, kind == CROSSING), result)
-    weight = result.weight * torch.where(torch.as_tensor(fading), fade(2 * result.gap / REACH - 1), 1.0)
-    return result._replace(weight=weight)
+    return _faded(result, fading)
+
+
+def _faded(term: Term, fading: bool | Tensor) -> Term:
+    return term._replace(weight=term.weight * torch.where(torch.as_tensor(fading), fade(2 * term.gap / REACH - 1), 1.0))
 
 
 def _choose(condition: Tensor, first: Term, second: Term) -> Term:
     pairs = zip(first, second, strict=True)
     return Term(*(torch.where(condition[..., None] if x.ndim > condition.ndim else condition, x, y) for x, y in pairs))
+
+
+def _smooth(a: Polytope, b: Polytope, pose_a: tuple[Tensor, Tensor], pose_b: tuple[Tensor, Tensor], asked: Tensor) -> Term:
+    """The nearest points of two cores, of which one or both are ellipsoids; where they are not asked for, nothing."""
+    if b.semi_axes is None:
+        flipped = _smooth(b, a, pose_b, pose_a, asked)
+        return flipped._replace(normal=-flipped.normal, point=flipped.point - flipped.gap[..., None] * flipped.normal)
+    ellipsoid = _solid(b, pose_b)
+    if a.semi_axes is None:
+        gap, normal, point = core_and_ellipsoid(a, pose_a, ellipsoid)
+    else:
+        gap, normal, point = ellipsoid_nearest("ellipsoid", _solid(a, pose_a), ellipsoid)
+    gap = torch.where(asked, gap, 2 * REACH)
+    return Term(gap, normal, point, torch.where(asked, torch.ones_like(gap), 0.0), asked, gap)
+
+
+def _solid(core: Polytope, pose: tuple[Tensor, Tensor]) -> Solid:
+    """An ellipsoid at a pose of its body."""
+    assert core.semi_axes is not None and core.orientation is not None
+    x, q = pose
+    position, orientation = x + quat.rotate(q, core.center.to(x)), quat.multiply(q, core.orientation.to(q))
+    return Solid(position, orientation, x.new_tensor(core.radius), core.semi_axes.to(x))
 
 
 def _corner(a: Polytope, b: Polytope, pose_a: tuple[Tensor, Tensor], pose_b: tuple[Tensor, Tensor], i: Tensor, asked: Tensor) -> Term:

@@ -1,13 +1,14 @@
 """Convex polytopes with a radius: the core's corners, edges and faces, and the distance of a point from the core.
 
 A shape is its core, shrunk by `radius`, and every point within the radius of it. So the distance of two shapes that do not overlap by more
-than their radii is C¹ in their poses. A point is a core of one corner, a segment one of two corners and an edge without faces.
+than their radii is C¹ in their poses. A point is a core of one corner, a segment one of two corners and an edge without faces. An
+ellipsoid is a core without a radius.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,15 +16,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from torchdojo.geometry.hulls import Hull, convex_hull
-from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Mesh, Shape, Sphere
+from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
 from torchdojo.quaternion import rotate
 
-__all__ = ["Polytope", "polytope_of"]
+__all__ = ["Feature", "Polytope", "polytope_of"]
 
 Array = NDArray[np.float64]
 SAME_PLANE = 1e-9  # 1 − cos between the normals of two triangles of one face
 ROUNDING = (0.01, 1e-4, 1e-3)  # radius of sharp shapes: share of their smallest extent, least and most [m]
 SIDES = 24  # of the prism that stands for a cylinder
+
+
+class Feature(NamedTuple):
+    """A corner (...,) of the nearest feature of a core, the unit direction (..., 3) of its edge, or zero, and its face (...,), or −1."""
+
+    corner: Tensor
+    direction: Tensor
+    face: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +46,7 @@ class Polytope:
         without a face.
     outward: (E, 3) sum of both faces' normals.
     radius: [m].
+    semi_axes, orientation: (3,) [m] and (4,) of an ellipsoid around the only corner, its center; None: a polytope.
     """
 
     vertices: Tensor
@@ -47,6 +57,8 @@ class Polytope:
     inward: Tensor
     outward: Tensor
     radius: float
+    semi_axes: Tensor | None = None
+    orientation: Tensor | None = None
 
     @property
     def widest(self) -> int:
@@ -63,7 +75,29 @@ class Polytope:
     @property
     def extent(self) -> float:
         """Radius of the ball around the center that holds the shape [m]."""
-        return float(torch.linalg.vector_norm(self.vertices - self.center, dim=-1).max()) + self.radius
+        return float(torch.linalg.vector_norm(self.vertices - self.center, dim=-1).max()) + self._longest + self.radius
+
+    @property
+    def swing(self) -> float:
+        """Radius of the ball around the origin of the body that holds the shape [m]."""
+        return float(torch.linalg.vector_norm(self.vertices, dim=-1).max()) + self._longest + self.radius
+
+    @property
+    def thickness(self) -> float:
+        """The least extent across a face [m]; of a point or a segment the diameter of the round part, of an ellipsoid its shortest axis."""
+        least = 0.0 if self.semi_axes is None else 2 * float(self.semi_axes.min())
+        if len(self.normals):
+            least = float((self.offsets - (self.vertices @ self.normals.T).amin(0)).min())
+        return least + 2 * self.radius
+
+    @property
+    def _longest(self) -> float:
+        return 0.0 if self.semi_axes is None else float(self.semi_axes.max())
+
+    @classmethod
+    def of_ellipsoid(cls, center: Array, semi_axes: Tensor, orientation: Tensor) -> Polytope:
+        """An ellipsoid with semi-axes (3,) along the axes of its orientation (4,)."""
+        return replace(cls.of_points(center[None], 0.0), semi_axes=semi_axes, orientation=orientation)
 
     @classmethod
     def of_points(cls, points: Array, radius: float) -> Polytope:
@@ -115,7 +149,7 @@ class Polytope:
         The feature that is nearest now is differentiated: a face, an edge or a corner. Inside, it is the face with the least depth.
         """
         with torch.no_grad():
-            corner, direction, face = self._feature(point.detach())
+            corner, direction, face = self.feature(point.detach())
         offset = point - self.vertices.to(point)[corner]
         # The part of the offset that is across the edge remains; a corner has the direction 0, so all remains.
         across = offset - (offset * direction).sum(-1, keepdim=True) * direction
@@ -128,11 +162,25 @@ class Polytope:
         height = (normal * point).sum(-1) - self.offsets.to(point)[face.clamp_min(0)]
         return torch.where(flat, height, length), torch.where(flat[..., None], normal, across / length[..., None])
 
-    def _feature(self, point: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """A corner (...,) of the nearest feature, the unit direction (..., 3) of its edge, or zero, and its face (...,), or −1."""
+    def project(self, point: Tensor, feature: Feature) -> tuple[Tensor, Tensor]:
+        """The point (..., 3) of the line or plane of a feature that is nearest to points (..., 3), and its derivative (..., 3, 3)."""
+        base, direction = self.vertices.to(point)[feature.corner], feature.direction
+        nearest = base + ((point - base) * direction).sum(-1, keepdim=True) * direction
+        within = direction[..., :, None] * direction[..., None, :]
+        if not len(self.normals):
+            return nearest, within
+        face = feature.face.clamp_min(0)
+        flat, normal = (feature.face >= 0)[..., None], self.normals.to(point)[face]
+        height = (normal * point).sum(-1, keepdim=True) - self.offsets.to(point)[face][..., None]
+        along = torch.eye(3, dtype=point.dtype, device=point.device) - normal[..., :, None] * normal[..., None, :]
+        return torch.where(flat, point - height * normal, nearest), torch.where(flat[..., None], along, within)
+
+    def feature(self, point: Tensor) -> Feature:
+        """The feature that is nearest to points (..., 3); inside, the face with the least depth."""
         ends = self.vertices[self.edges]
         if not len(self.edges):
-            return point.new_zeros(point.shape[:-1], dtype=torch.long), torch.zeros_like(point), torch.full(point.shape[:-1], -1)
+            nothing = torch.zeros(point.shape[:-1], dtype=torch.long)
+            return Feature(nothing, torch.zeros_like(point), nothing - 1)
         along = ends[:, 1] - ends[:, 0]
         offset = point[..., None, :] - ends[:, 0]  # (..., E, 3)
         t = ((offset * along).sum(-1) / (along * along).sum(-1)).clamp(0, 1)
@@ -144,13 +192,13 @@ class Polytope:
         inner = (t > 0) & (t < 1)
         direction = torch.where(inner[..., None], unit[edge], 0.0)
         if not len(self.normals):
-            return corner, direction, torch.full_like(corner, -1)
+            return Feature(corner, direction, torch.full_like(corner, -1))
         heights = point @ self.normals.T - self.offsets
         top, face = heights.max(-1)
         # A point above a face lies on the inner side of all its edges.
         beyond = (offset[..., None, :] * self.inward).sum(-1) < 0  # (..., E, 2)
         out = (beyond & (self.faces == face[..., None, None])).flatten(-2).any(-1)
-        return corner, direction, torch.where((top <= 0) | ~out, face, -1)
+        return Feature(corner, direction, torch.where((top <= 0) | ~out, face, -1))
 
 
 def polytope_of(shape: Shape, radius: float | None = None) -> Polytope:
@@ -168,6 +216,8 @@ def polytope_of(shape: Shape, radius: float | None = None) -> Polytope:
     if isinstance(shape, Capsule):
         half = torch.tensor([[0.0, 0.0, -0.5], [0.0, 0.0, 0.5]], dtype=torch.float64) * float(shape.length)
         return Polytope.of_points((position + rotate(orientation, half)).numpy(), float(shape.radius))
+    if isinstance(shape, Ellipsoid):
+        return Polytope.of_ellipsoid(position.numpy(), shape.semi_axes.detach(), orientation)
     if radius is not None and not 0 < radius < np.inf:
         raise ValueError(f"near contacts: got radius={radius!r}; allowed: positive lengths [m]")
     if isinstance(shape, Box):
@@ -185,7 +235,8 @@ def polytope_of(shape: Shape, radius: float | None = None) -> Polytope:
         edge_radius = rounding(float(np.ptp(corners, axis=0).min())) if radius is None else radius
         points = torch.as_tensor(eroded(corners, edge_radius))
     else:
-        raise ValueError(f"near contacts: got {type(shape).__name__}; allowed: Sphere, Capsule, Box, Cylinder, Hull, Mesh (as its hull)")
+        kind = type(shape).__name__
+        raise ValueError(f"near contacts: got {kind}; allowed: Sphere, Capsule, Box, Cylinder, Ellipsoid, Hull, and Mesh for its hull")
     return Polytope.of_points((position + rotate(orientation, points)).numpy(), edge_radius)
 
 

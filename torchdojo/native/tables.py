@@ -15,7 +15,7 @@ from torchdojo.elements import contact, couplings, hard_maps, joint_cones, path_
 from torchdojo.elements.contacts import ImpactContact, LinearContact, NonlinearContact
 from torchdojo.elements.element import Element
 from torchdojo.elements.near_contact import NearContact
-from torchdojo.geometry import distance, ellipsoids, near_terms, pairs
+from torchdojo.geometry import distance, ellipsoids, near_ellipsoids, near_terms, pairs
 from torchdojo.gradients import checks, hard_limit
 from torchdojo.native.drive_kinds import DriveDynamics, DriveTarget
 from torchdojo.native.layouts import numbers, place, row, size
@@ -472,17 +472,10 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
         "tie": hard_limit.TIE,
     },
     "constant::near_terms": {
-        "reach": near_terms.REACH,
-        "ends": near_terms.ENDS,
-        "parallel_low": near_terms.PARALLEL[0],
-        "parallel_high": near_terms.PARALLEL[1],
-        "cone_low": near_terms.CONE[0],
-        "cone_high": near_terms.CONE[1],
-        "past": near_terms.PAST,
-        "passes": near_terms.PASSES,
-        "halves": near_terms.HALVES,
-        "looks": near_terms.LOOKS,
+        **dict(zip(("parallel_low", "parallel_high", "cone_low", "cone_high"), (*near_terms.PARALLEL, *near_terms.CONE), strict=True)),
+        **{name: getattr(near_terms, name.upper()) for name in ("reach", "ends", "past", "passes", "halves", "looks")},
     },
+    "constant::near_ellipsoids": {name: getattr(near_ellipsoids, name.upper()) for name in ("touching", "scales", "settling")},
     "geometry": {
         "coincident": distance.COINCIDENT,
         "parallel": distance.PARALLEL,

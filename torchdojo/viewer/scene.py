@@ -180,6 +180,8 @@ class _Builder:
             corners, faces = convex_hull(core.vertices.numpy())
             surface = Triangles(core.vertices.numpy()[corners].astype("float32"), faces.astype("int32"))
             self.parts.append(Part("mesh", (1.0, 1.0, 1.0), None, mesh=self.key(surface)))
+        elif core.semi_axes is not None and core.orientation is not None:
+            self.parts.append(Part("ellipsoid", tuple(core.semi_axes.tolist()), None, place, tuple(core.orientation.tolist())))
         elif len(core.vertices) == 1:
             self.parts.append(Part("sphere", (core.radius,), None, place))
         else:

@@ -125,10 +125,12 @@ private:
     void read_polytopes() {
         const double *p = polytope_numbers.data();
         for (int n = int(*p++); n; --n) {
-            Polytope core{int(p[0]), int(p[1]), int(p[2]), p[3], p + 4};
+            Polytope core{int(p[0]), int(p[1]), int(p[2]), p[3], p + 5};
+            const bool smooth = p[4] > 0;
             core.face = core.vertex + 3 * core.vertices, core.edge = core.face + 4 * core.faces;
-            core.prepare();
             p = core.edge + Polytope::edge_size * core.edges;
+            if (smooth) core.ellipsoid = p, p += Polytope::ellipsoid_size;
+            core.prepare();
             polytopes.push_back(std::move(core));
         }
         for (PairTable &pair : pairs)

@@ -71,7 +71,10 @@ private:
         };
         put(1.0);
         // Cores that end farther apart than they have moved were apart all the way.
-        if (NearestPoints(*pair.cores[0], *pair.cores[1], relative_pose(place, R), margin + moved, near).far) return false;
+        const bool smooth = pair.cores[0]->ellipsoid || pair.cores[1]->ellipsoid;
+        if (smooth ? are_apart(*pair.cores[0], *pair.cores[1], place, R, margin + moved)
+                   : NearestPoints(*pair.cores[0], *pair.cores[1], relative_pose(place, R), margin + moved, near).far)
+            return false;
         const auto are_apart_at = [&](double part) {
             put(part);
             return are_apart(*pair.cores[0], *pair.cores[1], place, R, margin);

@@ -127,30 +127,18 @@ struct EllipsoidPair {
     }
 };
 
-// Newton's step across n, of at most `longest`. r: from p to q, with derivatives or without; everything else is a value.
-template <class T, class S, class G>
-Vec3<S> ellipsoid_step(int kind, const Solid<T> &a, const Solid<T> &b, const Vec3<T> &n, const Vec3<T> &moved, const T &h, const T &other,
-                       const T &r_along, const Vec3<S> &r) {
-    using E = EllipsoidPair<T, T, G>;
+// Newton's step across n, of at most `longest_turn`. f: the length of r along n. r: from p to q, with derivatives or without; everything else
+// is a value. JH: product of both matrices with a vector.
+template <class T, class S, class F>
+Vec3<S> normal_step(const Vec3<T> &n, const T &f, const Vec3<S> &r, F &&JH) {
     const T one = broadcast<T>(1.0);
-    auto tangent = [&](const auto &v) { return v - dot(v, n) * n; };
-    const Vec3<T> axis = a.rotation.column(2);
-    auto J = [&](const Vec3<T> &v) -> Vec3<T> {  // a projection
-        if (kind == capsule) return v - ((one - moved.x) * dot(axis, v)) * axis;
-        if (kind != box) return v;
-        Vec3<T> local = transposed_times(a.rotation, v);
-        for (int k = 0; k < 3; ++k) local[k] = moved[k] * local[k];
-        return a.rotation * local;
-    };
-    const T f = kind == box ? r_along : select(r_along > T{}, r_along, T{});
+    const auto tangent = [&](const auto &v) { return v - dot(v, n) * n; };
     Vec3<T> columns[3];
     for (int k = 0; k < 3; ++k) {
         Vec3<T> e{};
         e[k] = one;
         const Vec3<T> t = tangent(e);
-        Vec3<T> by = E::turn(b, n, h, t);
-        if (kind == ellipsoid) by = by + E::turn(a, n, other, t);
-        columns[k] = tangent(J(by)) + f * t + n[k] * n;
+        columns[k] = tangent(JH(t)) + f * t + n[k] * n;
     }
     const Vec3<T> yz = cross(columns[1], columns[2]), zx = cross(columns[2], columns[0]), xy = cross(columns[0], columns[1]);
     const T determinant = dot(columns[0], yz);
@@ -162,6 +150,27 @@ Vec3<S> ellipsoid_step(int kind, const Solid<T> &a, const Solid<T> &b, const Vec
     const T square = dot(turned, turned), most = broadcast<T>(longest_turn * longest_turn);
     const T share = select(square > most, broadcast<T>(longest_turn) / sqrt(select(square > most, square, one)), one);
     return {share * step.x, share * step.y, share * step.z};
+}
+
+template <class T, class S, class G>
+Vec3<S> ellipsoid_step(int kind, const Solid<T> &a, const Solid<T> &b, const Vec3<T> &n, const Vec3<T> &moved, const T &h, const T &other,
+                       const T &r_along, const Vec3<S> &r) {
+    using E = EllipsoidPair<T, T, G>;
+    const T one = broadcast<T>(1.0);
+    const Vec3<T> axis = a.rotation.column(2);
+    auto J = [&](const Vec3<T> &v) -> Vec3<T> {  // a projection
+        if (kind == capsule) return v - ((one - moved.x) * dot(axis, v)) * axis;
+        if (kind != box) return v;
+        Vec3<T> local = transposed_times(a.rotation, v);
+        for (int k = 0; k < 3; ++k) local[k] = moved[k] * local[k];
+        return a.rotation * local;
+    };
+    const T f = kind == box ? r_along : select(r_along > T{}, r_along, T{});
+    return normal_step<T>(n, f, r, [&](const Vec3<T> &t) {
+        Vec3<T> by = E::turn(b, n, h, t);
+        if (kind == ellipsoid) by = by + E::turn(a, n, other, t);
+        return J(by);
+    });
 }
 
 template <class T, class S, class G, class V>

@@ -5,7 +5,7 @@
 // 1988) leaves the fewest.
 #pragma once
 
-#include "base/polytope.hpp"
+#include "base/near_term.hpp"
 
 namespace torchdojo {
 
@@ -23,17 +23,6 @@ inline RelativePose relative_pose(const Vec3<double> *x, const Mat3<double> *R) 
         for (int i = 0; i < 3; ++i) pose.R.m[3 * i + k] = column[i];
     }
     return pose;
-}
-
-TD_INLINE Pack corner_height(const Polytope &core, int block, const Vec3<double> &direction) {
-    const Pack *corner = &core.corners[3 * block];
-    return corner[0] * direction.x + corner[1] * direction.y + corner[2] * direction.z;
-}
-// The corner that is farthest along a direction.
-inline int support(const Polytope &core, const Vec3<double> &direction) {
-    if (core.vertices == 1) return 0;
-    const int blocks = int(core.corners.size()) / 3;
-    return std::min(highest(blocks, [&](int i) { return corner_height(core, i, direction); }).index, core.vertices - 1);
 }
 
 // Corners of two cores between which their nearest points lie, from which the next search starts.
@@ -191,7 +180,7 @@ public:
         const Vec3<double> between = x[0] - x[1];
         const double bound = a.extent + b.extent + radius + reach;
         if (dot(between, between) > bound * bound) return 0;
-        if (a.vertices + b.vertices == 2) {
+        if (a.vertices + b.vertices == 2 || a.ellipsoid || b.ellipsoid) {
             add(corner_term, 0, 0);
             return found;
         }

@@ -5,9 +5,10 @@
 
 namespace torchdojo {
 
-// The corner of a core that is farthest along a direction of the world.
+// The point of a core that is farthest along a direction of the world.
 inline Vec3<double> farthest(const Polytope &core, const Vec3<double> &x, const Mat3<double> &R, const Vec3<double> &direction) {
     const Vec3<double> local = transposed_times(R, direction);
+    if (core.ellipsoid) return x + R * (core.center + core.end(local));
     int best = 0;
     double most = -std::numeric_limits<double>::infinity();
     for (int i = 0; i < core.vertices; ++i) {
@@ -17,8 +18,10 @@ inline Vec3<double> farthest(const Polytope &core, const Vec3<double> &x, const 
     return x + R * core.corner(best);
 }
 
-// The least extent of a polytope across one of its faces; that of a point or a segment is that of its round part.
+// The least extent of a polytope across one of its faces; that of a point or a segment is that of its round part, that of an ellipsoid its
+// shortest axis.
 inline double thickness(const Polytope &core) {
+    if (core.ellipsoid) return 2 * (core.shortest_axis() + core.radius);
     double least = core.faces ? std::numeric_limits<double>::infinity() : 0.0;
     for (int f = 0; f < core.faces; ++f) {
         double lowest = core.offset(f);

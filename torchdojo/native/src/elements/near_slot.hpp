@@ -2,7 +2,7 @@
 #pragma once
 
 #include "base/dual.hpp"
-#include "base/geometry.hpp"
+#include "base/near_term.hpp"
 #include "elements/data.hpp"
 
 namespace torchdojo {
