@@ -28,7 +28,7 @@ inline int64_t second_cache() {
 // from the third one several times. On an Intel Xeon with 2 MB, half the lanes cost 1.02 times as much for 50 balls and 0.95, 0.78 and 0.70
 // times for 60, 75 and 100 (`scripts/bench_chains.py`).
 inline bool is_narrow(const MechanismTable &m) {
-    constexpr double multiple = 1.25;  // of the second cache
+    constexpr double multiple = 1.25;  // threshold, in sizes of the second cache
     return TD_NARROW && double(sizeof(Pack)) * double(m.numbers_in_use()) > multiple * double(second_cache());
 }
 
@@ -121,7 +121,7 @@ private:
     Worker<Narrow> narrow{table};
     const bool narrower = is_narrow(table);  // whether rollouts and their gradients use `narrow` in place of `many`
 
-    static constexpr size_t most_parts = 64;  // that are kept, each with its memory
+    static constexpr size_t most_parts = 64;  // most parts that are kept; each has memory of its own
     struct Part {
         std::vector<int32_t> kept;
         std::shared_ptr<Handle> handle;

@@ -1,4 +1,4 @@
-// Where the numbers of a step lie among those of a rollout.
+// The places of the numbers of a step among the numbers of a rollout.
 #pragma once
 
 #include "solver/job.hpp"

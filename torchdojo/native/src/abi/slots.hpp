@@ -87,7 +87,7 @@ public:
 
     bool some() const { return !slots.empty(); }
     int size() const { return int(slots.size()); }
-    int num_groups() const { return int(groups.size()); }  // of slots that may take each other's place
+    int num_groups() const { return int(groups.size()); }  // slots of one group may take each other's place
 
     // Ranks number the slots of one group after the other.
     const Slot &ranked(int32_t rank) const { return slots[by_rank[rank]]; }
@@ -104,7 +104,7 @@ public:
         return result;
     }
 
-    // Whether a number of a slot is not finite. Such a slot counts as one with a term, so that its part flags it.
+    // Whether a number of a slot is not finite. Such a slot counts as filled, so that its part flags it.
     bool is_broken(const double *p, const Slot &slot) const {
         const Run &own = slot.runs[2];
         double sum = 0.0;
@@ -164,7 +164,7 @@ private:
 
     bool is_empty(const double *p, const Slot &slot) const { return p[slot.term] < 0 && !is_broken(p, slot); }
 
-    // The places of a vector's numbers in the part, −1 of those that it lacks, and how many it has.
+    // The places of a vector's numbers in the part, −1 where the part lacks the number, and the count of its numbers.
     std::vector<int32_t> places(Vector v, const std::vector<int32_t> &kept, const std::vector<int32_t> &order, int32_t size,
                                 int32_t &count) const {
         std::vector<int32_t> to(size, -1);
@@ -178,7 +178,7 @@ private:
 };
 
 // The schedule of a part: blocks that are zero in the factors are left out. `present`: by offset, whether a block of the matrix is not zero;
-// then also those of the factors. `place` becomes the offset in the part, −1 of blocks that are left out.
+// then also the blocks of the factors. `place` becomes the offset in the part, −1 of blocks that are left out.
 inline std::vector<int32_t> reduced_schedule(const Schedule &whole, std::vector<char> &present, std::vector<int32_t> &place) {
     std::vector<std::vector<int>> kept;
     std::vector<int32_t> table{int32_t(whole.steps.size()), 0, 0, 0, whole.num_rows, whole.max_size};
@@ -214,7 +214,7 @@ inline std::vector<int32_t> reduced_schedule(const Schedule &whole, std::vector<
 
 inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
     Tables m = whole;
-    m.polytope_numbers.clear(), m.polytopes.clear();  // pairs point to those of the whole
+    m.polytope_numbers.clear(), m.polytopes.clear();  // pairs point to the polytopes of the whole
     std::vector<int32_t> order, contact_of(whole.num_contacts, -1);
     std::vector<char> leaves(whole.num_contacts);
     for (size_t g = 0; g < groups.size(); ++g) {

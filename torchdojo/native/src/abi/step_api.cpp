@@ -214,7 +214,7 @@ void td_near_rollout(void *handle, const TdOptions *o, const TdRollout *r, const
 void td_near_adjoint(void *handle, const TdOptions *o, const TdRollout *r, const TdNearSteps *near, const TdGradient *g) {
     Handle &h = *static_cast<Handle *>(handle);
     Options options = native_options(*o);
-    options.max_total_iterations = o->max_total_iterations;  // of parts that are solved again
+    options.max_total_iterations = o->max_total_iterations;  // for parts that are solved again
     in_parallel(
         r->environments, o->threads,
         [&](int64_t first, int64_t last, bool, int64_t) { NearSteps(h, options, *r, *near, first, last).backward(o->grad_kappa, *g); },

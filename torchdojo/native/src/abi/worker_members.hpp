@@ -51,7 +51,7 @@ struct ForwardWorkspace {
     Actuation actuation;
     DrivenForward<T> drives;
     Feedback feedback;
-    std::vector<double> impulses, inputs;  // of one step in each lane: impulses that a period sums, and inputs by a law
+    std::vector<double> impulses, inputs;  // one step in each lane: impulses that a period sums, and inputs by a law
     explicit ForwardWorkspace(const MechanismTable &m)
         : stepper(m), recovery(m), splits(m), actuation(m), drives(m), feedback(m), impulses(size_t(lanes<T>) * m.num_impulses),
           inputs(size_t(lanes<T>) * m.num_inputs) {}
@@ -127,7 +127,7 @@ struct RolloutFeed {
     const Options &options;
     ForwardWorkspace<T> &workspace;
     int64_t next_environment, last, environment[lanes<T>] = {}, step[lanes<T>];
-    int64_t status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];  // of one step, where a period gathers them
+    int64_t status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];  // results of one step, where a period gathers them
     int64_t given_up[lanes<T>];  // the status of the step that has used up its budget, or `success`
 
     RolloutFeed(const MechanismTable &m, const TdRollout &r, const Options &o, ForwardWorkspace<T> &workspace, int64_t first, int64_t last)
@@ -201,7 +201,7 @@ private:
         if (rollout.repeat > 1) gather(environment[lane], step[lane] - 1, job);
     }
 
-    // Adds the results of step t of environment n to those of its period.
+    // Adds the results of step t of environment n to the results of its period.
     void gather(int64_t n, int64_t t, const Job &job) {
         const bool first = t % rollout.repeat == 0;
         const int64_t period = n * period_of(rollout, rollout.steps) + period_of(rollout, t);
@@ -259,7 +259,7 @@ void Worker<T>::near_limit(const Options &options, const TdRollout &r, double *t
     workspace->gradient.stepper.run(feed, limit_options(options), shared_parameters(r));
 }
 
-// Fetches what the gradient of step t − 1 reads.
+// Fetches the numbers that the gradient of step t − 1 reads.
 inline void fetch_before(const MechanismTable &m, const TdRollout &r, const TdGradient &g, int64_t n, int64_t t) {
     Job job;
     describe(m, r, n, t - 1, job);

@@ -17,7 +17,7 @@ inline Vec3<double> farthest(const Polytope &core, const Vec3<double> &x, const 
     return x + R * core.corner(best);
 }
 
-// The least extent of a polytope across one of its faces; that of a point or a segment is that of its round part.
+// The least extent of a polytope across one of its faces. A point or a segment has the extent of its round part.
 inline double thickness(const Polytope &core) {
     double least = core.faces ? std::numeric_limits<double>::infinity() : 0.0;
     for (int f = 0; f < core.faces; ++f) {
@@ -31,7 +31,7 @@ inline double thickness(const Polytope &core) {
 // A simplex of up to four points, and its point that is nearest to the origin.
 class NearestSimplex {
 public:
-    // The nearest point once another corner is added, which is one of those that carry it. Zero if the origin is inside.
+    // Adds a corner, which is one of the corners that carry the nearest point, and returns this point. Zero if the origin is inside.
     Vec3<double> add(const Vec3<double> &point) {
         y[size++] = point;
         const int last = size - 1;
@@ -71,7 +71,7 @@ private:
             if (!(square > 0)) return false;
             share[0] = -dot(e[0], base) / square;
         } else {
-            // of two or three edges: by the vectors that are perpendicular to the others
+            // Shares of two or three edges follow from the vectors that are perpendicular to the other edges.
             const Vec3<double> third = n == 3 ? e[2] : cross(e[0], e[1]);
             const double volume = dot(e[0], cross(e[1], third));
             if (!(volume != 0)) return false;

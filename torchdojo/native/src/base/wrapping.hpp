@@ -9,7 +9,7 @@
 namespace torchdojo::wrapping {
 
 constexpr double smallest = 1e-15;  // [m], [1] lengths and determinants below do not count
-constexpr int iterations = 30;  // of Newton's method; the string starts at z = start, on the convex side of the root
+constexpr int iterations = 30;  // most iterations of Newton's method, which starts at z = start_z, on the convex side of the root
 constexpr double start_z = 1 - 1e-7, converged = 1e-14, pi = 3.14159265358979323846;
 
 inline double absolute(double a) { return std::fabs(a); }

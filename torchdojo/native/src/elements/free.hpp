@@ -270,7 +270,7 @@ void linearize_cones(Problem<T> &problem, const JointTable &joint, JointData<T> 
 // The motion of a joint since one step back, which dampers see: numbers that all rows share. Rates have its turn and its configuration.
 template <class T>
 struct MeanMotion {
-    Vec3<T> change{};                 // of d
+    Vec3<T> change{};                 // change of d
     BodyPose<T> parent_back, child_back;
     Mat3<T> before;                   // R(p) one step back
     T inverse_child{}, inverse_parent{};  // 1/c

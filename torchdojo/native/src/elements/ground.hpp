@@ -19,8 +19,8 @@ struct Relief {
 template <class T>
 struct Heights : Relief<T> {
     T xxx, xxy, xyy, yyy;  // if asked for
-    T weight[2][3][4];  // of samples along x and y: of the height, of the slope, of the curvature
-    int32_t index[2][4][lanes<T>];  // of these samples
+    T weight[2][3][4];  // weights of samples along x and y, for the height, the slope and the curvature
+    int32_t index[2][4][lanes<T>];  // indices of these samples
 };
 
 // rows: per lane, the packed parameters; null in lanes without an environment.
@@ -35,7 +35,7 @@ Heights<T> heights_at(const PairTable &field, const double *const *rows, const T
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const double at = get(*place[d], lane), floor = std::floor(at);
             set(t, lane, at - floor);
-            // From one cell outside on, all samples are those of the edge. Places that are not a number stay so through t.
+            // From one cell outside on, all samples lie on the edge. Places that are not a number stay so through t.
             const int before = floor > -2.0 ? int(std::min(floor, last + 2.0)) : -2;
             for (int k = 0; k < 4; ++k) h.index[d][k][lane] = std::clamp(before - 1 + k, 0, last);
         }
@@ -139,7 +139,7 @@ void add_samples(ParameterSum<T> &to, const PairTable &field, const double *cons
 template <class T>
 struct GroundFrame {
     Vec3<T> axis[3], by[2][3];  // derivatives of the axes by a and b
-    Vec3<T> tilt[2];  // of a and b by the center of the ball
+    Vec3<T> tilt[2];  // derivatives of a and b by the center of the ball
     T distance, steepness;  // |∇φ|
 };
 

@@ -181,7 +181,7 @@ private:
             add_rotation_gradient(g, data.offset, data.next.p, c);
             store_row(joint.held_t + i, Vec3<T>{}, transposed_times(child.M, g.phi_child), transposed_times(parent.M, g.phi_parent));
         }
-        if (joint.repeats) {  // (I − P) λ: the packed directions are those of P
+        if (joint.repeats) {  // (I − P) λ: the packed directions are the rows of P
             leave_out<derived>(problem, joint, p + parameter::translations, 0, joint.held_t, w);
             leave_out<derived>(problem, joint, p + parameter::rotations, joint.held_t, joint.held_r, w);
         }

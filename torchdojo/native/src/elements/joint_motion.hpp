@@ -56,7 +56,7 @@ struct StateGradient {
 template <class T>
 struct MovingBody {
     BodyPose<T> pose, before;
-    T h, c, inverse_norm;             // of the quaternion as given
+    T h, c, inverse_norm;             // inverse_norm: of the quaternion in the state
     Vec3<T> v, a;
     Mat3<T> turn;                     // R(c, a)
 
@@ -92,7 +92,7 @@ struct MovingBody {
         to.x = to.x + x, to.v = to.v - h * x;
         to.phi = to.phi + turned, to.omega = to.omega - h * (c * turned + (dot(a, turned) / c) * a + cross(a, turned));
     }
-    // A gradient by the 13 numbers of the state; that of the quaternion is tangent to the sphere.
+    // A gradient by the 13 numbers of the state. Its part for the quaternion is tangent to the sphere.
     TD_INLINE void store(const StateGradient<T> &g, T *to) const {
         const Quat<T> by_q = pose.q * Quat<T>{T{}, (2.0 * inverse_norm) * g.phi};
         store3(to, g.x), store3(to + 3, g.v), store3(to + 10, g.omega);
@@ -176,7 +176,7 @@ public:
 private:
     const JointTable &joint;
     const MovingBody<T> &parent, &child;
-    RotationVector<T> angle;          // of p, for several rotations
+    RotationVector<T> angle;          // rotation vector of p, for several rotations
 
     TD_INLINE Relative<T> relative(const BodyPose<T> &a, const BodyPose<T> &b) const {
         Relative<T> r{};

@@ -93,7 +93,7 @@ private:
             by_spring[i] += h * dot(f, pulled) * (rest[i] - coordinate);  // h spring (rest − coordinate)
             by_damper[i] -= power * dot(f, change);              // −(damper + h stiffness) f·change
             if (joint.stiffness >= 0) {
-                const T damped = power * dot(f, change), push = -(h * data.excess[i]) * damped;  // by the force of spring and input
+                const T damped = power * dot(f, change), push = -(h * data.excess[i]) * damped;  // push: by the force of spring and input
                 to.sum[joint.stiffness + i] -= select(data.excess[i] == T{}, h * damped, T{});
                 to.by_timestep -= (damping[i] - damper[i]) / h * damped;
                 by_spring[i] += push * (rest[i] - coordinate);

@@ -22,14 +22,14 @@ struct SpatialBody {
     Vec3<T> a;  // R a
     Mat3<T> inertia;  // in world axes
     Mat3<T> back;  // from the next to the current orientation
-    Vec3<T> omega;  // of bodies with contacts: R⁺ ω
+    Vec3<T> omega;  // R⁺ ω, for bodies with contacts
 };
 
 // A contact with a half-space or a height field, by motions of its body.
 template <class T>
 struct SpatialContact {
-    Vec3<T> lever;  // from the center of mass, at the next pose
-    T rows[18];  // of the gap and the slip, 3 x 6
+    Vec3<T> lever;  // lever from the center of mass, at the next pose
+    T rows[18];  // rows of the gap and the slip, 3 x 6
     T frame[9];  // normal and tangents, on a height field
 };
 
@@ -79,7 +79,7 @@ TD_INLINE void twist_of(const BodyData<T> &body, const SpatialBody<T> &own, cons
     store3(twist + 3, inverse_h * (body.increment.w * turn + cross(body.increment.v, turn)));
 }
 
-// What the frame of a contact with a height field, which turns with the place of the ball, adds to its rows and to its part of the body's
+// The frame of a contact with a height field turns with the place of the ball. This function adds the turn to its rows and its part of the body's
 // matrix. The row of its gap is along the normal, scaled. force: P.
 template <class T>
 void add_ground(const ContactTable &contact, const SpatialBody<T> &own, const GroundFrame<T> &ground, const Vec3<T> &centre,
@@ -87,8 +87,8 @@ void add_ground(const ContactTable &contact, const SpatialBody<T> &own, const Gr
                 T *A) {
     for (int i = 0; i < 6; ++i) C[i] *= ground.steepness;
     for (int k = 0; k < 2; ++k) {
-        const Vec3<T> *by = ground.by[k], moved = -radius * by[0];  // of the lever
-        T tilt[6];  // by the motion
+        const Vec3<T> *by = ground.by[k], moved = -radius * by[0];  // moved: derivative of the lever
+        T tilt[6];  // derivative of a or b by the motion
         store3(tilt, ground.tilt[k]), store3(tilt + 3, cross(centre, ground.tilt[k]));
         Vec3<T> push = gamma * by[0];
         if (contact.friction) {

@@ -4,7 +4,7 @@
 //
 //     p⁺ p⁻¹ ~ X = (c_p, −a_p)(c_c, a_c) = (w, m − k),    w = c_p c_c + a_p·a_c,  m = c_p a_c − c_c a_p,  k = a_p × a_c,
 //
-// and the child has turned since one step back by (w, m + k), seen from its current orientation. What is linear in p⁺ is linear in X, with
+// and the child has turned since one step back by (w, m + k), seen from its current orientation. A function linear in p⁺ is linear in X, with
 // vectors that stay the same during a step: no quaternion of a next pose is multiplied. `ahead` turns vectors as the parent turns.
 #pragma once
 
@@ -16,10 +16,10 @@ namespace torchdojo {
 // A joint at one configuration, with the motions that no held direction hinders.
 template <class T>
 struct JointFrame {
-    Mat3<T> R;  // of the joint frame; at the next configuration only where it is wanted
-    Vec3<T> anchor;  // of the child, from the origin
+    Mat3<T> R;  // axes of the joint frame; at the next configuration only where they are wanted
+    Vec3<T> anchor;  // anchor of the child, from the origin
     Vec3<T> held[3], duals[3];  // rotations that the held rows see, and their dual vectors
-    Vec3<T> lines[3];  // of several free rotations: those that limits see, or else the axes
+    Vec3<T> lines[3];  // for several free rotations: the directions that limits see, or else the axes
 
     // Sets `held` at the relative orientation p.
     TD_INLINE void hold(const T *parameters, const JointTable &joint, const Quat<T> &p) {
@@ -30,8 +30,8 @@ struct JointFrame {
     }
 
     // Writes a motion of 6 numbers for each free direction, translations first, and sets the duals. Each of several rotations is seen by
-    // one line alone. Else a pressed limit, which adds about 1/κ, would be in all entries of the joint's pivot, and what it hides by
-    // rounding would be lost: 1e-8 of a derivative for κ = 1e-6.
+    // one line alone. Else a pressed limit, which adds about 1/κ, would be in all entries of the joint's pivot, and its rounding would cost
+    // 1e-8 of a derivative for κ = 1e-6.
     TD_INLINE void set(const T *parameters, const JointTable &joint, T *motions) {
         for (int i = joint.held_t; i < 3; ++i, motions += 6)
             store3(motions, R * load3(parameters + parameter::translations + 3 * i)), store3(motions + 3, Vec3<T>{});
@@ -217,9 +217,9 @@ public:
     }
 
 private:
-    T value[3];  // of held rotations at the current pose
-    Vec3<T> axis;  // of a single rotation, as the child has it
-    T sine_now;  // f·v of p, and derivatives of f·v and −w of p⁺ by X
+    T value[3];  // values of the held rotations at the current pose
+    Vec3<T> axis;  // axis of a single rotation, as the child has it
+    T sine_now;  // f·v of p. sine, cosine: derivatives of f·v and −w of p⁺ by X
     Vec3<T> sine, cosine;
 
     // Dampers compare with the poses one step back: an orientation there turns by −R δφ in the body frame of now, whatever the turn.

@@ -120,7 +120,7 @@ template <class T>
 struct ParameterSum {
     std::vector<T> sum;
     T by_timestep;
-    double *row[lanes<T>] = {};  // of the environments, to which sums are added, samples of height fields at once; null: counts for nothing
+    double *row[lanes<T>] = {};  // rows of the environments that get the sums, and samples of height fields at once; null: counts for nothing
 };
 
 }  // namespace torchdojo

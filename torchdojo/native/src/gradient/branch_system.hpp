@@ -70,7 +70,7 @@ private:
     int size = 0;
     std::vector<T> matrix, kept, inverse;  // the matrix and then its factors; 1/pivots
     std::vector<std::vector<int>> above, below;
-    std::vector<std::vector<int>> starts;  // per chunk and row: those of `below` that elimination fills from rows of the unit matrix
+    std::vector<std::vector<int>> starts;  // per chunk and row: the entries of `below` that elimination fills from rows of the unit matrix
 
     void solve(T *v, const std::vector<int> *sources) const {
         for (int k = 0; k < size; ++k)

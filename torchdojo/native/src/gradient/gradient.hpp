@@ -44,7 +44,7 @@ public:
     // Gradients of `count` steps, at most `lanes`. Lanes behind them repeat the last job. Gradients of parameters are complete after
     // `flush`.
     void run(const GradientJob *jobs, int count, const Options &options, const double *shared) {
-        // κ of derivatives is at least that of the step. The hard limit refines against other compliances.
+        // Derivatives are taken at the κ of the step, or a larger one. The hard limit refines against other compliances.
         const bool on_tree = stepper.tree.usable && !mechanism.num_pairs && options.kappa >= constant::tree_kappa && !options.limit;
         load(jobs, count, options, shared, on_tree);
         adjoint.tree = on_tree ? &stepper.tree : nullptr;

@@ -74,10 +74,10 @@ public:
 
 private:
     static constexpr int chunk = BranchSystem<T>::chunk;
-    struct Link {  // of the tree's nodes, leaves first
+    struct Link {  // a node of the tree; leaves come first
         const typename Tree<T>::Node *node;
         int joint, parent;  // parent: a link, or −1
-        int first, free, coordinate;  // coordinates: in the order of links, and in that of q
+        int first, free, coordinate;  // coordinates: in the order of links, and in the order of q
         int by_q, by_qd, by_u;  // columns of the result; by_u: −1 without inputs
         std::vector<int> own, up, branch;  // coordinates: own ones, also those towards the root, and all beyond it, too
     };
@@ -94,7 +94,7 @@ private:
     BranchSystem<T> system;  // Hᵀ
     StiffContacts<T> stiff;
     std::vector<T> K, y, x, line;  // −K; a chunk of H⁻ᵀ; the derivatives of x
-    std::vector<int> roots, link_of, column_of;  // of bodies; of coordinates: their columns by q
+    std::vector<int> roots, link_of, column_of;  // roots, links: per body; columns by q: per coordinate
 
     void order(const Tree<T> &tree) {
         link_of.resize(mechanism.num_bodies), roots.resize(mechanism.num_bodies);

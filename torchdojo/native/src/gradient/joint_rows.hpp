@@ -14,7 +14,7 @@ template <class T>
 struct JointRows {
     struct Sum {  // Σ (n·w_k) times the rows of λ_k, for one n
         T next[6], now[6], before[6], by_input[6];
-        Vec3<T> next_drift, now_drift;  // by the parent's rotation
+        Vec3<T> next_drift, now_drift;  // derivatives by the parent's rotation
     };
     Sum sums[6];
     Vec3<T> force, torque;  // W, about the origin of the tree
@@ -104,18 +104,18 @@ struct JointRows {
     }
 
 private:
-    // Where the bodies of a joint are, to turn gradients by poses into rows by motions.
+    // The places of a joint's bodies, with which gradients by poses become rows by motions.
     struct Places {
         const Problem<T> &problem;
         const bool world;
         const BodyData<T> &parent, &child;
-        Vec3<T> r_parent, r_child;  // from the origin
+        Vec3<T> r_parent, r_child;  // centers of mass from the origin
 
         Places(const Problem<T> &problem, const Tree<T> &tree, const JointTable &joint)
             : problem(problem), world(joint.parent == problem.mechanism.num_bodies), parent(problem.bodies[joint.parent]),
               child(problem.bodies[joint.child]), r_parent(world ? Vec3<T>{} : tree.bodies[joint.parent].r),
               r_child(tree.bodies[joint.child].r) {}
-        // x: by the center of mass of the child, and its negative by that of the parent; torques in world axes.
+        // x: derivative by the center of mass of the child, and −x by the center of mass of the parent; torques in world axes.
         TD_INLINE TwistRow<T> motion(const Vec3<T> &x, const Vec3<T> &on_child, const Vec3<T> &on_parent) const {
             return {x, on_child + cross(r_child, x), on_parent - cross(r_parent, x)};
         }
@@ -135,7 +135,7 @@ private:
         const T h = problem.timestep(), *p = &problem.parameters[joint.parameters];
         const FreeGradient<T> &free = state.free[number];
         const bool stiffens = joint.stiffness >= 0 && joint.has_damper && !translation;
-        T share = broadcast<T>(1.0);  // of a force, less what the stiffness that it adds takes away
+        T share = broadcast<T>(1.0);  // share of a force that acts: the stiffness that it adds takes away the rest
         if (stiffens) share -= data.excess[i] * data.moved[i];
         if (joint.input >= 0 && !joint.drives(i)) by_input = h * share;
         if (joint.has_spring) {

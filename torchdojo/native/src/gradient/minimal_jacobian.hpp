@@ -78,7 +78,7 @@ private:
         int link, i;
         bool rate;
     };
-    struct Gradient {                 // by v⁺ of the child (its negative for the parent), ω⁺; by x, φ at the current poses
+    struct Gradient {                 // by v⁺ of the child (the negative for the parent) and ω⁺; by x and φ of the current poses
         Vec3<T> v, omega_child, omega_parent, x, phi_child, phi_parent;
     };
     struct Next {                     // at the end of the step itself, not where derivatives are smoothed
@@ -93,7 +93,7 @@ private:
     Adjoint<T, R> adjoint;
     TreeProduct<T, R> product;
     std::vector<R> right, columns;
-    std::vector<Next> next;           // and the world behind them
+    std::vector<Next> next;           // of the bodies; the world is the last
     std::vector<Target> targets;
     std::vector<Gradient> gradients;
 

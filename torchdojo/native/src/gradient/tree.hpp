@@ -105,7 +105,7 @@ public:
 
 private:
     const MechanismTable &mechanism;
-    std::vector<BodyPose<T>> now, before;  // and the world behind them
+    std::vector<BodyPose<T>> now, before;  // of the bodies; the world is the last
 
     TD_INLINE static void place(const JointTable &joint, const FreeAxes<T> &axes, std::vector<BodyPose<T>> &poses, const Quat<T> &p,
                                 const Vec3<T> &shift) {
@@ -261,7 +261,7 @@ private:
         Vec3<R> force, torque, push, spin;  // P and D; in `push` the velocities that they multiply
     };
     const MechanismTable &mechanism;
-    std::vector<Body> bodies;  // and the world behind them
+    std::vector<Body> bodies;  // the world is the last
     std::vector<Motion> motions;
     std::vector<Sum> sums;
 };

@@ -110,7 +110,7 @@ public:
         for (size_t k = 0; k < y.size(); ++k) y[k] += select(mask, tree->motions[k], T{});
     }
 
-    // Right-hand sides for what the solution x leaves of the kept ones, in the matrix without condensed contacts. Multipliers of held rows
+    // The misfit of the solution x: kept right-hand sides less the product with the matrix without condensed contacts. Multipliers of held rows
     // count as zero: they are solved for anew.
     template <class R>
     void misfit(const AdjointState<T, R> &adjoint, const Problem<T> &problem, const T *w, const T *x) {

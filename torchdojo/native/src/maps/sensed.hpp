@@ -13,7 +13,7 @@ struct SensedBody {
     MovingBody<T> now = MovingBody<T>::world(), after = now;  // poses alone
     Vec3<T> v{}, omega{}, spin{};                // angular velocity in axes of the body, and in world axes
     Vec3<T> linear{}, alpha{}, turning{};        // (v⁺ − v)/h, (ω⁺ − ω)/h in axes of the body, and in world axes
-    Vec3<T> couple{}, force{}, torque{};         // of joints on the body; `couple` in its axes, `torque` about the origin of the world
+    Vec3<T> couple{}, force{}, torque{};         // joints load the body; `couple` in its axes, `torque` about the origin of the world
     Vec3<T> by_v{}, by_spin{}, by_omega{}, by_linear{}, by_alpha{}, by_turning{}, by_turn{}, by_force{}, by_torque{};
     StateGradient<T> by_now{}, by_after{};       // φ in axes of the body
 

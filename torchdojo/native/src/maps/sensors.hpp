@@ -257,7 +257,7 @@ private:
                 b.by_spin = b.by_spin + G, a.by_spin = a.by_spin - G;
                 return;
             }
-            const Vec3<T> by_a = cross(a.spin, G), by_b = by_a + cross(G, b.spin);  // by the levers
+            const Vec3<T> by_a = cross(a.spin, G), by_b = by_a + cross(G, b.spin);  // gradients by the levers
             b.by_v = b.by_v + G, a.by_v = a.by_v - G;
             b.by_spin = b.by_spin + cross(lever_b, G), a.by_spin = a.by_spin - cross(lever_a, G);
             b.by_now.x = b.by_now.x + by_a, a.by_now.x = a.by_now.x - by_a;

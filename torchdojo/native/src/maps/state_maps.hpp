@@ -30,7 +30,7 @@ public:
     }
 
     std::vector<T> parameters, in, along, out;
-    const double *samples[lanes<T>] = {};  // of height fields, of the environment in each lane
+    const double *samples[lanes<T>] = {};  // samples of height fields, of the environment in each lane
 
     // The value of a map at `in`.
     void value(int64_t map, const T *in, T *out) {
@@ -138,7 +138,7 @@ public:
 
 private:
     const MechanismTable &mechanism;
-    std::vector<StateGradient<T>> gradients;  // or tangents, per body
+    std::vector<StateGradient<T>> gradients;  // gradients or tangents, per body
     TreeStates<T> states;
     TreeProduct<T, T> product;
     DataGradient<T> by_state;

@@ -19,7 +19,7 @@ public:
     explicit Capacitance(const MechanismTable &m) : mechanism(m) {}
 
     std::vector<int> contacts;  // left out of the matrix
-    std::vector<char> left_out;  // by contact
+    std::vector<char> left_out;  // whether each contact is left out of the matrix
     int size = 0;  // size of ν: three for each contact, or one without friction
     std::vector<T> spread;  // W, by rows of the matrix
 

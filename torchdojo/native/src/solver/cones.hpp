@@ -12,7 +12,7 @@ namespace torchdojo {
 template <class T>
 using ConeElements = List<JointCones<T>, ContactCones<T>>;
 
-// What cones see of a linear system: right-hand sides, to which contacts add their impulses, the solution, and the rows of contacts. Bodies
+// Linear systems as cones see them: right-hand sides, to which contacts add their impulses, the solution, and the rows of contacts. Bodies
 // have twists (v, ω), or motions of a tree. x has the places of the condensed matrix; its bodies have twists in both.
 template <class T>
 struct TwistSystem {

@@ -1,14 +1,14 @@
 // A bound of the residual at the end of Newton's full step, so that a lane that surely converges needs no evaluation to see that.
 //
-// Newton's step solves the linear equations, so what is left are their second-order terms and what the projection onto the central path
-// changes behind it. With the largest turn θ = h|δω| and way X = h|δv| of a body, the longest lever ℓ of joints and contacts, and the sums
-// J of inertias, d of dampers and m of armatures, these are, by the triangle inequality:
+// Newton's step solves the linear equations. Their second-order terms are left, and the change by the projection onto the central path after
+// the step. With the largest turn θ = h|δω| and way X = h|δv| of a body, the longest lever ℓ of joints and contacts, and the sums J of
+// inertias, d of dampers and m of armatures, the triangle inequality bounds them by:
 //
 //     displacements of joints and gaps     u = 4 θ (X + ℓ θ + θ)
 //     slips and rates                      u/h + 2 |ω| ℓ θ²
 //     momentum, dampers, armature          2 (J/h) θ² + (d + m/h) u
 //     torques of contacts                  2 ℓ θ (P θ + |δP|), P the sum of their impulses
-//     projection                           (1 + ℓ) Σ |what it moved|
+//     projection                           (1 + ℓ) Σ |change of a cone variable|
 //
 // Multipliers enter with directions that stay the same during the step. Third-order terms are below these where θ is small.
 #pragma once

@@ -1,4 +1,4 @@
-// Points of the limit κ → 0 from points of the central path at a small κ (elements/hard_maps.py says what they are and why).
+// Points of the limit κ → 0 from points of the central path at a small κ. elements/hard_maps.py defines these points and gives the reason.
 #pragma once
 
 #include "solver/cones.hpp"

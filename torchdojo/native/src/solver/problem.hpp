@@ -23,7 +23,7 @@ struct Problem {
     std::vector<CouplingData<T>> couplings;
     std::vector<CouplingEndData<T>> coupling_ends;
     std::vector<TendonData<T>> tendons;
-    std::vector<Pull<T>> pulls;       // of the places of all tendons
+    std::vector<Pull<T>> pulls;       // one for each place of a tendon
     std::vector<T> residual;          // rows of the equations, in the places of w; cones.hpp has the complementarity rows
     std::vector<T> values;            // the condensed matrix
     T inverse_timestep{};

@@ -87,7 +87,7 @@ private:
     const MechanismTable &mechanism;
     const bool always;
     std::vector<Schedule::Range> changed;  // values that `condense` and `regularize` add to
-    std::vector<T> before;  // those values
+    std::vector<T> before;  // these values before they are added to
 
     // Lanes in which a block of masses has gained that much.
     static Mask<T> exceeds(const T *values, const T *masses, double gain) {

@@ -78,7 +78,7 @@ public:
 
 private:
     const MechanismTable &mechanism;
-    std::vector<T> scale;  // of each body, the world last: what is added up in its rows, then the factors
+    std::vector<T> scale;  // per body, the world last: the sum of magnitudes in its rows, then the factor
 
     template <class F>
     void each_damped(F &&f, const Problem<T> &problem) const {

@@ -64,7 +64,7 @@ public:
     }
 
     // Copies a job's data into a lane: `invalid_input`, `crooked_quaternion`, `too_fast`, or `max_iterations` where none are left to it.
-    // What runs once a step or less is not inlined: else one condition more, anywhere here, lays out the loop over iterations anew, which
+    // Functions that run once a step or less are not inlined. Otherwise one more condition in them lays out the loop over iterations anew, which
     // has cost a tenth of a free body's step.
     __attribute__((noinline)) Status load(int lane, const Job &job) {
         const MechanismTable &m = mechanism;
@@ -84,7 +84,7 @@ public:
         set(problem.parameters[parameter::timestep], lane, h);
         may_split[lane] = !options.warm_only && !options.interior && h > 1.5 * shortest;
         if (!fine) return invalid_input;
-        double square = 0.0;  // of the fastest spin
+        double square = 0.0;  // of the fastest angular velocity
         constexpr double low = 1.0 - constant::unit_tolerance, high = 1.0 + constant::unit_tolerance;
         for (const double *s = job.z, *end = s + state_size * m.num_bodies; s != end; s += state_size) {
             const double norm = s[6] * s[6] + s[7] * s[7] + s[8] * s[8] + s[9] * s[9];
@@ -109,9 +109,9 @@ private:
     Rounding<T> rounding;
     SpeedLooks<T> speed;
     const double *shared_parameters = nullptr;
-    double shortest_factor = 1.0;  // of the timestep, after all halvings
+    double shortest_factor = 1.0;  // factor of the timestep after all halvings
     std::vector<T> w, trial, direction;
-    std::vector<T> newton, unused;  // the last trials before their projection; those of starts, of which nothing is made
+    std::vector<T> newton, unused;  // the last trials before their projection; for starts, which need none, a place to write
     Job jobs[lanes<T>];
     Phase phase[lanes<T>];
     Attempt attempt[lanes<T>];

@@ -13,7 +13,7 @@ class SpeedLooks {
 public:
     SpeedLooks(const MechanismTable &m, const Problem<T> &problem) : mechanism(m), problem(problem) {}
 
-    // Whether the direction of an iteration, counted from one, leads beyond what a step represents. `fastest`: |a| before the step.
+    // Whether the direction of an iteration, counted from one, leads beyond the velocities that a step represents. `fastest`: |a| before the step.
     bool leads_beyond(int lane, const T *here, const T *direction, int iteration, double fastest) const {
         if (iteration >= constant::speed_iterations)
             return fastest > constant::driven_sine && beyond(lane, here, direction, constant::most_momentum, least(lane));

@@ -63,7 +63,7 @@ public:
     JointFrame<T> *next_frames =
         nullptr;  // per joint: gets the frames at the next pose from `linearize`, which then leaves out the balance of bodies
 
-    // Computes what stays the same during the step.
+    // Computes the numbers that stay the same during the step.
     void prepare(const Problem<T> &problem) {
         for (Node &node : nodes) {
             SpatialBody<T> &own = bodies[node.body];
@@ -174,7 +174,7 @@ private:
         bool two_sided = false;  // whether impulses depend on the parent's motion, too: the vectors d
         T *n, *N, *AN, *m, *pivot, *e, *c;  // 6 numbers for each free direction, and `free` x `free`
         T *wrench, *row, *drift, *share, *along;  // w_k, ρ_k, d_k, n·w_k (free x rows), ρ_k·N (rows x free)
-        T *axes, *turns, *duals, *anchor;  // of the multipliers, at the current pose: 3 numbers each
+        T *axes, *turns, *duals, *anchor;  // for the multipliers, at the current pose: 3 numbers each
 
         int size() const {
             if (joint < 0) return 0;
