@@ -56,8 +56,8 @@ public:
                   int64_t last) {
         if (has_parts(r))
             return each_part(r, first, last, [&](Handle &part, SlotRows &rows) {
-                const TdGradient own = rows.gradient(g);
-                part.backward(rows.size() > 1, o, kappa, rows.solved(), own, sum ? rows.sums() : nullptr, 0, rows.size());
+                const TdGradient part_gradient = rows.gradient(g);
+                part.backward(rows.size() > 1, o, kappa, rows.solved(), part_gradient, sum ? rows.sums() : nullptr, 0, rows.size());
                 if (sum) rows.add_sums(sum);
             });
         const auto run = [&](auto &worker) { worker.backward(o, kappa, r, g, sum, first, last); };
@@ -106,12 +106,12 @@ public:
     // The mechanism with `kept` slots of each group.
     std::shared_ptr<Handle> part(const std::vector<int32_t> &kept) {
         std::lock_guard<std::mutex> lock(mutex);
-        auto found = std::find_if(parts.begin(), parts.end(), [&](const Part &part) { return part.kept == kept; });
-        if (found == parts.end()) {
+        auto place = std::find_if(parts.begin(), parts.end(), [&](const Part &part) { return part.kept == kept; });
+        if (place == parts.end()) {
             if (parts.size() == most_parts) parts.pop_back();
-            found = parts.insert(parts.begin(), {kept, std::shared_ptr<Handle>(new Handle(slots, kept))});
+            place = parts.insert(parts.begin(), {kept, std::shared_ptr<Handle>(new Handle(slots, kept))});
         }
-        parts.splice(parts.begin(), parts, found);
+        parts.splice(parts.begin(), parts, place);
         return parts.front().handle;
     }
 

@@ -74,12 +74,12 @@ public:
         }
         const int32_t sizes[] = {m.num_unknowns, m.num_parameters, m.num_impulses};
         for (const Vector v : {unknowns, parameters, impulses}) {
-            std::vector<char> own(sizes[v]);
+            std::vector<char> in_slot(sizes[v]);
             for (const Slot &slot : slots)
-                for (const Run &run : slot.in(v)) std::fill_n(own.begin() + run.from, run.count, 1);
+                for (const Run &run : slot.in(v)) std::fill_n(in_slot.begin() + run.from, run.count, 1);
             for (int32_t k = 0; k < sizes[v]; ++k) {
-                if (own[k]) continue;
-                if (k && !own[k - 1]) ++others[v].back().count;
+                if (in_slot[k]) continue;
+                if (k && !in_slot[k - 1]) ++others[v].back().count;
                 else others[v].push_back({k, 1});
             }
         }
@@ -106,9 +106,9 @@ public:
 
     // Whether a number of a slot is not finite. Such a slot counts as filled, so that its part flags it.
     bool is_broken(const double *p, const Slot &slot) const {
-        const Run &own = slot.runs[2];
+        const Run &run = slot.runs[2];
         double sum = 0.0;
-        for (int k = parameter::friction; k < own.count; ++k) sum += p[own.from + k];
+        for (int k = parameter::friction; k < run.count; ++k) sum += p[run.from + k];
         return !std::isfinite(sum);
     }
 

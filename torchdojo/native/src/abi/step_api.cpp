@@ -81,9 +81,9 @@ int64_t td_same(int64_t count, const void *const *tensors, const void *address, 
                 const char *copy) {
     const auto data = reinterpret_cast<int32_t (*)(const void *, const void **)>(reinterpret_cast<uintptr_t>(address));
     for (int64_t i = 0; i < count; copy += bytes[i++]) {
-        const void *now = nullptr;
-        if (data(&tensors[i], &now) || now != arrays[i]) return 0;
-        if (bytes[i] && std::memcmp(now, copy, size_t(bytes[i]))) return 0;  // an empty array may be a null pointer
+        const void *current = nullptr;
+        if (data(&tensors[i], &current) || current != arrays[i]) return 0;
+        if (bytes[i] && std::memcmp(current, copy, size_t(bytes[i]))) return 0;  // an empty array may be a null pointer
     }
     return 1;
 }

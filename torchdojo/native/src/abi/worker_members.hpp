@@ -141,14 +141,14 @@ struct RolloutFeed {
     void expect(const bool *wanted) {
         if (!rollout.drives) return;
         int64_t upcoming = next_environment;
-        bool found = false;
+        bool any_wanted = false;
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const bool begins = step[lane] == rollout.steps;
             if (!wanted[lane] || workspace.splits.depth(lane) || (begins && upcoming == last)) continue;
             workspace.drives.want(lane, begins ? upcoming++ : environment[lane], begins ? 0 : step[lane]);
-            found = true;
+            any_wanted = true;
         }
-        if (found) workspace.drives.run(rollout, workspace.inputs.data());
+        if (any_wanted) workspace.drives.run(rollout, workspace.inputs.data());
     }
     bool next(int lane, Job &job) {
         if (workspace.splits.next(lane, job)) return true;
@@ -229,16 +229,16 @@ struct LimitFeed {
     const MechanismTable &mechanism;
     const TdRollout &rollout;
     double *to;
-    int64_t first, at, end, from[lanes<T>] = {}, status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];
+    int64_t first, upcoming, end, from[lanes<T>] = {}, status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];
     std::vector<double> z, impulses;
 
     LimitFeed(const MechanismTable &m, const TdRollout &r, int64_t first, int64_t last, double *to)
-        : mechanism(m), rollout(r), to(to), first(first), at(first * r.steps), end(last * r.steps),
+        : mechanism(m), rollout(r), to(to), first(first), upcoming(first * r.steps), end(last * r.steps),
           z(size_t(lanes<T>) * state_size * m.num_bodies), impulses(size_t(lanes<T>) * m.num_impulses) {}
     bool next(int lane, Job &job) {
-        while (at < end && (rollout.status[at] != success || rollout.substeps[at] > 1)) ++at;
-        if (at == end) return false;
-        from[lane] = at++;
+        while (upcoming < end && (rollout.status[upcoming] != success || rollout.substeps[upcoming] > 1)) ++upcoming;
+        if (upcoming == end) return false;
+        from[lane] = upcoming++;
         describe(mechanism, rollout, from[lane] / rollout.steps, from[lane] % rollout.steps, job);
         job.warm = job.w;
         job.w = to + (from[lane] - first * rollout.steps) * mechanism.num_unknowns;
@@ -294,7 +294,7 @@ void Worker<T>::backward(const Options &options, double grad_kappa, const TdRoll
         for (int64_t t = r.steps - 1; t >= 0; --t) {
             int active = 0;
             for (int j = 0; j < count; ++j) {
-                const int64_t n = start + j, at = n * r.steps + t;
+                const int64_t n = start + j, index = n * r.steps + t;
                 double *carried = &workspace->carried[j * nz];
                 const double *upstream = g.grad_z + n * g.grad_z_stride + t * nz;
                 for (int64_t k = 0; k < nz; ++k) carried[k] += upstream[k];
@@ -310,18 +310,18 @@ void Worker<T>::backward(const Options &options, double grad_kappa, const TdRoll
                 const int64_t period = n * period_of(r, r.steps) + period_of(r, t);
                 job.grad_impulses = g.grad_impulses ? g.grad_impulses + period * m.num_impulses : nullptr;
                 job.grad_z = &workspace->grad_z[j * nz];
-                job.grad_u = controlled ? workspace->grad_inputs.data() + j * nu : g.grad_u ? g.grad_u + at * nu : nullptr;
+                job.grad_u = controlled ? workspace->grad_inputs.data() + j * nu : g.grad_u ? g.grad_u + index * nu : nullptr;
                 job.grad_wrench = pushed ? &workspace->grad_wrench[j * nf] : nullptr;
                 job.grad_parameters = grad_parameters ? grad_parameters + n * r.parameter_stride : nullptr;
                 job.grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;
-                if (r.status[at] == success && r.substeps[at] == 1) {
-                    if (continued) job.near_limit = &workspace->near_limit[size_t(at - block_start * r.steps) * m.num_unknowns];
+                if (r.status[index] == success && r.substeps[index] == 1) {
+                    if (continued) job.near_limit = &workspace->near_limit[size_t(index - block_start * r.steps) * m.num_unknowns];
                     ++active;
                     continue;
                 }
                 std::fill_n(job.grad_z, nz, 0.0);
                 if (job.grad_wrench) std::fill_n(job.grad_wrench, nf, 0.0);
-                if (r.status[at] == success) {
+                if (r.status[index] == success) {
                     workspace->split.run(job, options, shared_parameters(r));
                 } else if (job.grad_u) {
                     std::fill_n(job.grad_u, nu, 0.0);
@@ -409,8 +409,8 @@ void Worker<T>::minimal_jacobian(const Options &options, double grad_kappa, cons
         MinimalJob jobs[lanes<T>], smoothed[lanes<T>];
         int on_tree = 0, others = 0;
         for (int j = 0; j < count; ++j) {
-            const int64_t at = environments[j];
-            const MinimalJob job{steps[j], x + 2 * at * n, x + (2 * at + 1) * n, out + at * size};
+            const int64_t environment = environments[j];
+            const MinimalJob job{steps[j], x + 2 * environment * n, x + (2 * environment + 1) * n, out + environment * size};
             if (tree && job.step.grad_kappa == options.kappa) jobs[on_tree++] = job;
             else smoothed[others++] = job;
         }

@@ -61,13 +61,13 @@ double length(const Vec3<S> &a) {
 // share: the fraction of the segment a b that is nearest to the origin, also outside of the segment. square: its squared length.
 struct Nearest {
     double share, square;
-    Flat<double> at;
+    Flat<double> point;
 
     Nearest(const Flat<double> &a, const Flat<double> &b, bool within) {
         const Flat<double> way{b.x - a.x, b.y - a.y};
         square = dot(way, way), share = -dot(way, a) / std::max(square, smallest);
         const double s = within ? std::min(std::max(share, 0.0), 1.0) : share;
-        at = {a.x + s * way.x, a.y + s * way.y};
+        point = {a.x + s * way.x, a.y + s * way.y};
     }
 };
 
@@ -83,7 +83,7 @@ template <class S>
 Path<S> around(const Flat<S> &a, const Flat<S> &b, double radius, const Flat<double> *side) {
     const Flat<double> p = values(a), q = values(b);
     const Nearest nearest(p, q, true);
-    const bool blocked = dot(nearest.at, nearest.at) <= radius * radius;
+    const bool blocked = dot(nearest.point, nearest.point) <= radius * radius;
     bool forced = false;
     if (side) {
         const Flat<double> away{-side->x, -side->y};
@@ -114,21 +114,21 @@ Path<S> inside(const Flat<S> &a, const Flat<S> &b, double radius) {
     const Flat<double> p = values(a), q = values(b);
     const Nearest nearest(p, q, false);
     const bool cuts =
-        nearest.square > smallest && nearest.share > 0.0 && nearest.share < 1.0 && dot(nearest.at, nearest.at) <= radius * radius;
+        nearest.square > smallest && nearest.share > 0.0 && nearest.share < 1.0 && dot(nearest.point, nearest.point) <= radius * radius;
     const bool opposite = dot(p, q) < (smallest - 1.0) * length(p) * length(q);
     Path<S> path;
     path.wraps = length(p) > radius && length(q) > radius && !cuts && !opposite;
     if (!path.wraps) return path;
     const S sizes[2] = {sqrt(dot(a, a)), sqrt(dot(b, b))}, ratios[2] = {S(radius) / sizes[0], S(radius) / sizes[1]};
     const S swept = turned(a, b), angle = angle_of(absolute(swept), dot(a, b));
-    const double k[2] = {value(ratios[0]), value(ratios[1])}, known = value(angle);
-    const auto equation = [&](double z) { return std::asin(k[0] * z) + std::asin(k[1] * z) - 2.0 * std::asin(z) + known; };
+    const double k[2] = {value(ratios[0]), value(ratios[1])}, angle_value = value(angle);
+    const auto equation = [&](double z) { return std::asin(k[0] * z) + std::asin(k[1] * z) - 2.0 * std::asin(z) + angle_value; };
     const auto slope = [&](double z) {
         return k[0] / std::sqrt(1.0 - k[0] * k[0] * z * z) + k[1] / std::sqrt(1.0 - k[1] * k[1] * z * z) - 2.0 / std::sqrt(1.0 - z * z);
     };
     double z = start_z;
     Flat<S> direction;
-    if (equation(z) <= 0.0 && known > smallest) {
+    if (equation(z) <= 0.0 && angle_value > smallest) {
         for (int i = 0; i < iterations; ++i) {
             const double error = equation(z);
             if (!(std::fabs(error) > converged)) break;

@@ -81,8 +81,8 @@ private:
 
 template <class Law>
 void Feedback::apply(const Law &f, const double *parameters, int64_t n, int64_t t, int64_t periods, const double *z) {
-    const int64_t m = f.inputs, at = t * m;
-    const auto row = [&](const double *array, const int64_t *rows) { return array ? array + rows[n] * periods * m + at : nullptr; };
+    const int64_t m = f.inputs, offset = t * m;
+    const auto row = [&](const double *array, const int64_t *rows) { return array ? array + rows[n] * periods * m + offset : nullptr; };
     const double *input = row(f.input, f.input_row), *feedforward = row(f.feedforward, f.feedforward_row), *gain = nullptr;
     if (f.gain) {
         gain = f.gain + (f.gain_row[n] * periods + t) * m * f.size;
@@ -90,13 +90,13 @@ void Feedback::apply(const Law &f, const double *parameters, int64_t n, int64_t 
         if (f.minimal) coordinates(parameters, z, nominal + t * 2 * mechanism.num_coordinates);
         else tangent(z, nominal + t * state_size * mechanism.num_bodies);
     }
-    double *u = f.applied + n * periods * m + at;
+    double *u = f.applied + n * periods * m + offset;
     for (int64_t i = 0; i < m; ++i) {
         double value = input[i];
         if (feedforward) value += f.scale[n] * feedforward[i];
         if (gain) value += dot(gain + i * f.size, error.data(), f.size);
         // Comparisons keep a value that is not a number, which flags the step.
-        u[i] = value < f.lower[at + i] ? f.lower[at + i] : value > f.upper[at + i] ? f.upper[at + i] : value;
+        u[i] = value < f.lower[offset + i] ? f.lower[offset + i] : value > f.upper[offset + i] ? f.upper[offset + i] : value;
     }
 }
 

@@ -33,8 +33,8 @@ Heights<T> heights_at(const PairTable &field, const double *const *rows, const T
         const int last = (d ? field.columns : field.rows) - 1;
         T t;
         for (int lane = 0; lane < lanes<T>; ++lane) {
-            const double at = get(*place[d], lane), floor = std::floor(at);
-            set(t, lane, at - floor);
+            const double position = get(*place[d], lane), floor = std::floor(position);
+            set(t, lane, position - floor);
             // From one cell outside on, all samples lie on the edge. Places that are not a number stay so through t.
             const int before = floor > -2.0 ? int(std::min(floor, last + 2.0)) : -2;
             for (int k = 0; k < 4; ++k) h.index[d][k][lane] = std::clamp(before - 1 + k, 0, last);
@@ -83,11 +83,12 @@ TD_INLINE Dual<T> through(const T &value, const T &by_x, const Dual<T> &x, const
 
 // A ball above a surface (HeightField.gap): the distance to the tangent plane at the foot of its vertical, with the normal ∇φ/|∇φ|.
 template <class T, class S>
-geometry::Witness<S> above(const Vec3<S> &centre, const S &radius, const Relief<S> &at) {
+geometry::Witness<S> above(const Vec3<S> &centre, const S &radius, const Relief<S> &relief) {
     geometry::Witness<S> result;
-    const S one = S(broadcast<T>(1.0)), square = one / (one + at.x * at.x + at.y * at.y), height = centre.z - at.s;
+    const S one = S(broadcast<T>(1.0)), square = one / (one + relief.x * relief.x + relief.y * relief.y), height = centre.z - relief.s;
     const S across = height * square;
-    const S a = at.x + across * (at.x * at.xx + at.y * at.xy), b = at.y + across * (at.x * at.xy + at.y * at.yy);
+    const S a = relief.x + across * (relief.x * relief.xx + relief.y * relief.xy),
+            b = relief.y + across * (relief.x * relief.xy + relief.y * relief.yy);
     const S up = one / sqrt(one + a * a + b * b);
     result.normal = {-(a * up), -(b * up), up};
     result.distance = height * sqrt(square) - radius;

@@ -44,9 +44,9 @@ private:
         const T h = problem.timestep();
         for (int i = 0; i < count; ++i)
             for (int k = 0; k < count; ++k) {
-                const T own = h * ((i == k ? 1.0 : 0.0) - dot(load3(directions + 3 * i), load3(directions + 3 * k)));
-                problem.residual[joint.row + first + i] += own * w[joint.row + first + k];
-                if constexpr (derived) problem.values[joint.diagonal + (first + i) * joint.size + first + k] = own;
+                const T entry = h * ((i == k ? 1.0 : 0.0) - dot(load3(directions + 3 * i), load3(directions + 3 * k)));
+                problem.residual[joint.row + first + i] += entry * w[joint.row + first + k];
+                if constexpr (derived) problem.values[joint.diagonal + (first + i) * joint.size + first + k] = entry;
             }
     }
 
@@ -63,9 +63,9 @@ private:
     // Adds an impulse on child and parent to the constant part of the balance.
     static TD_INLINE void add_impulse(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, int column,
                                       const T &impulse) {
-        auto add = [&](BodyData<T> &body, const T *b) {
-            body.linear = body.linear + impulse * Vec3<T>{b[0], b[6], b[12]};
-            body.angular = body.angular + impulse * Vec3<T>{b[18], b[24], b[30]};
+        auto add = [&](BodyData<T> &body, const T *wrench) {
+            body.linear = body.linear + impulse * Vec3<T>{wrench[0], wrench[6], wrench[12]};
+            body.angular = body.angular + impulse * Vec3<T>{wrench[18], wrench[24], wrench[30]};
         };
         add(problem.bodies[joint.child], data.wrench_child + column);
         if (joint.parent < problem.mechanism.num_bodies) add(problem.bodies[joint.parent], data.wrench_parent + column);
@@ -191,7 +191,7 @@ private:
         T impulse[6];
         const int plain = K - joint.extra;
         for (int k = 0; k < plain; ++k) impulse[k] = k < held ? w[joint.row + k] : data.impulse[k - held];
-        auto apply = [&](int body, const T *b, T *block) {
+        auto apply = [&](int body, const T *wrench, T *block) {
             T *rows = &problem.residual[6 * body];
             ldu::with_size(plain, [&](auto size) {  // keeps sums in registers
                 constexpr int count = decltype(size)::value <= 6 ? decltype(size)::value : 0;
@@ -199,7 +199,7 @@ private:
                     T sum{};
 #pragma GCC unroll 6
                     for (int k = 0; k < count; ++k) {
-                        const T entry = b[r * 6 + k];
+                        const T entry = wrench[r * 6 + k];
                         sum += entry * impulse[k];
                         if constexpr (derived) block[r * K + k] = -entry;
                     }

@@ -95,7 +95,7 @@ struct JointCones {
     // Moves the pairs of w onto the path, in the lanes of `mask` (JointLimits.on_path, JointFriction.on_path).
     static void project(const ConeState<T> &, Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before,
                         const Mask<T> &known) {
-        const T h = problem.timestep(), worth = 1.0 / (1.0 / constant::impulse_weight * h);
+        const T h = problem.timestep(), limit_scale = 1.0 / (1.0 / constant::impulse_weight * h);
         constexpr int width = 4;
         const JointConeTable *waiting[width];
         T height[width], tau[width], epsilon[width], gap[width];
@@ -130,7 +130,7 @@ struct JointCones {
                 if (++count == width) finish();
             } else {
                 weight.add(change(x_before[0], x[0]), change(s_before[0], s[0]));
-                const T a = weight(cone.on_rate() ? problem.cone_mass(cone) : worth * problem.cone_mass(cone), known);
+                const T a = weight(cone.on_rate() ? problem.cone_mass(cone) : limit_scale * problem.cone_mass(cone), known);
                 const T gamma = orthant_on_path(x[0] - a * s[0], a, kappa);
                 put(cone, 0, gamma, quotient(kappa, gamma));
             }
@@ -167,10 +167,10 @@ struct JointCones {
             const R &nu = adjoint.pressing[c];
             if (cone.is_pair()) {
                 const T ratio = w[cone.slack] / w[cone.impulse];
-                T own = adjoint.give ? ratio - adjoint.give[cone.impulse] : ratio;
-                if (cone.kind == JointConeTable::drive) own += 0.5 * problem.joint_cones[c].drive.compliance;
+                T compliance = adjoint.give ? ratio - adjoint.give[cone.impulse] : ratio;
+                if (cone.kind == JointConeTable::drive) compliance += 0.5 * problem.joint_cones[c].drive.compliance;
                 adjoint.multiplier[cone.impulse + cone.stride] = nu;
-                adjoint.multiplier[cone.impulse] = g[cone.impulse] + 0.5 * along(problem, cone, adjoint.right.data()) - own * nu;
+                adjoint.multiplier[cone.impulse] = g[cone.impulse] + 0.5 * along(problem, cone, adjoint.right.data()) - compliance * nu;
             } else {
                 adjoint.multiplier[cone.impulse] = nu;
             }

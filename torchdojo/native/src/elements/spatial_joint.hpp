@@ -63,7 +63,7 @@ public:
     Vec3<T> slide[3];  // held translations in the parent's frame
 
     // Numbers of the step, from the frame at the current pose.
-    void prepare(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const JointFrame<T> &now) {
+    void prepare(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const JointFrame<T> &frame) {
         const T *p = &problem.parameters[joint.parameters];
         for (int i = 0; i < joint.held_t; ++i) slide[i] = data.offset * load3(p + parameter::translations + 3 * i);
         for (int i = 0; i < joint.held_r; ++i) value[i] = dot(load3(p + parameter::rotations + 3 * i), data.now.p.v);
@@ -72,7 +72,7 @@ public:
         axis = problem.bodies[joint.child].pose.R * f;
         if (!joint.limited_r) return;
         sine_now = dot(f, data.now.p.v);
-        sine = now.R * (data.now.p.w * f + cross(data.now.p.v, f)), cosine = now.R * data.now.p.v;
+        sine = frame.R * (data.now.p.w * f + cross(data.now.p.v, f)), cosine = frame.R * data.now.p.v;
     }
 
     // Residuals of the held rows, rates and coordinates, and impulses along the free directions at w. If `derived`, the frame at the next
@@ -180,11 +180,12 @@ public:
                     }
                 }
                 if (!translation && joint.limited_r && !joint.has_vector()) {
-                    const T &now = data.now.p.w, s = scalar * sine_now + dot(turn, sine), c = scalar * now - dot(turn, cosine);
+                    const T &cosine_now = data.now.p.w, s = scalar * sine_now + dot(turn, sine),
+                            c = scalar * cosine_now - dot(turn, cosine);
                     free->coordinate[i] = next_to(double_angle(s, c), free->angle);
                     if constexpr (derived) {
                         const Vec3<T> q = c * sine + s * cosine;
-                        const Vec3<T> by_turn = scalar * q + cross(turn, q) + (s * now - c * sine_now) * turn;
+                        const Vec3<T> by_turn = scalar * q + cross(turn, q) + (s * cosine_now - c * sine_now) * turn;
                         free->coordinate_row[i] = relative_row(Vec3<T>{}, ahead(inverse_of(c * c + s * s) * by_turn));
                     }
                 }
@@ -202,17 +203,18 @@ public:
         if (!free) return;
         if (joint.has_rate_cones && joint.free_r() == 3)
             for (int i = 0; i < 3; ++i) {
-                const Vec3<T> &own = free->own_axis[i];
+                const Vec3<T> &own_axis = free->own_axis[i];
                 const TwistRow<T> *rates = free->rate_row + joint.free_t();
-                free->own_rate[i] = dot(own, load3(free->rate + joint.free_t()));
-                if constexpr (derived) free->own_row[i] = own.x * rates[0] + own.y * rates[1] + own.z * rates[2];
+                free->own_rate[i] = dot(own_axis, load3(free->rate + joint.free_t()));
+                if constexpr (derived) free->own_row[i] = own_axis.x * rates[0] + own_axis.y * rates[1] + own_axis.z * rates[2];
             }
         linearize_cones(problem, joint, data, *free, w);
         if constexpr (!derived) return;
         for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
             const JointConeTable &cone = problem.mechanism.joint_cones[c];
-            const TwistRow<T> own = problem.joint_cones[c].stiffness * problem.cone_row(cone);
-            problem.each_row(cone, [&](int at, const T &weight) { rows[at - joint.held()] = rows[at - joint.held()] + weight * own; });
+            const TwistRow<T> pair_row = problem.joint_cones[c].stiffness * problem.cone_row(cone);
+            problem.each_row(
+                cone, [&](int place, const T &weight) { rows[place - joint.held()] = rows[place - joint.held()] + weight * pair_row; });
         }
     }
 
@@ -229,9 +231,9 @@ private:
         const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
         const bool world = joint.parent == problem.mechanism.num_bodies;
         if (!translation) {
-            const Vec3<T> own = right_jacobian_inverse(moved, axis);
-            if (world) return {Vec3<T>{}, own, Vec3<T>{}};
-            return {Vec3<T>{}, own, -transposed_times(bodies[joint.parent].back, bodies[joint.child].back * own)};
+            const Vec3<T> on_child = right_jacobian_inverse(moved, axis);
+            if (world) return {Vec3<T>{}, on_child, Vec3<T>{}};
+            return {Vec3<T>{}, on_child, -transposed_times(bodies[joint.parent].back, bodies[joint.child].back * on_child)};
         }
         const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
         const auto g = translation_gradient(parent_back, child_back, data.offset, data.before, anchor, f);
@@ -244,8 +246,8 @@ private:
     TwistRow<T> velocity_row(const Problem<T> &problem, const JointTable &joint, const SpatialBody<T> *bodies,
                              const JointWrench<T> &wrench) const {
         const auto turn = [&](int body, const Vec3<T> &torque) {
-            const BodyData<T> &own = problem.bodies[body];
-            return own.next.R * (own.increment.w * torque - cross(own.increment.v, torque));
+            const BodyData<T> &data = problem.bodies[body];
+            return data.next.R * (data.increment.w * torque - cross(data.increment.v, torque));
         };
         TwistRow<T> row{wrench.force, turn(joint.child, wrench.on_child) + cross(bodies[joint.child].r_next, wrench.force), Vec3<T>{}};
         if (joint.parent != problem.mechanism.num_bodies)

@@ -22,8 +22,8 @@ public:
 
     explicit Adjoint(const MechanismTable &m)
         : State(m), tree_adjoint(m), refinement(m), capacitance(m), misfit(m.schedule.num_rows), wanted(misfit),
-          contact_rows(3 * m.num_contacts), contact_solution(contact_rows), nothing(m.num_unknowns), given_way(nothing), taken(nothing),
-          known_spin(m.num_bodies) {}
+          contact_rows(3 * m.num_contacts), contact_solution(contact_rows), nothing(m.num_unknowns), given_way(nothing),
+          given_before(nothing), known_spin(m.num_bodies) {}
 
     Tree<T> *tree = nullptr;  // the prepared tree, if it is to solve instead of the sparse factors; for one right-hand side per matrix
 
@@ -54,7 +54,7 @@ public:
         const MechanismTable &m = mechanism;
         const int passes = !any(refinement.needed) ? 0 : give ? constant::limit_refinements : m.has_loops ? constant::most_refinements : 1;
         if (passes) wanted = right;
-        if (give) std::fill(taken.begin(), taken.end(), R{});
+        if (give) std::fill(given_before.begin(), given_before.end(), R{});
         if (by_impulses) {
             add_cone_multipliers(problem, g, nullptr);
             subtract_cones(problem, right.data());
@@ -78,9 +78,9 @@ public:
             for (int k = 0; k < m.schedule.num_rows; ++k) right[k] += misfit[k];
             add_cone_multipliers(problem, nothing.data(), misfit.data());
             if (give || passes == 1) continue;
-            const R now = largest_multiplier(misfit);  // the next change is to this one as this one is to the last (kkt.py)
-            refined = refined & (now * now > constant::refined * largest_multiplier(right) * last);
-            last = now;
+            const R change = largest_multiplier(misfit);  // the next change is to this one as this one is to the last (kkt.py)
+            refined = refined & (change * change > constant::refined * largest_multiplier(right) * last);
+            last = change;
         }
         store(problem, w, g);
     }
@@ -117,7 +117,7 @@ private:
     std::vector<R> misfit, wanted;  // by rows of the matrix
     std::vector<R> contact_rows, contact_solution;
     const std::vector<R> nothing;  // a gradient of zeros
-    std::vector<R> given_way, taken;  // gradients: see find_given_way
+    std::vector<R> given_way, given_before;  // gradients: see find_given_way
     std::vector<Mat3<T>> known_spin;  // derivative of the constant angular momentum by ω
 
     // Right-hand sides from the gradient g of w, and sums of multipliers, which start at zero.
@@ -175,9 +175,9 @@ private:
     // change since the last refinement remains. With this change in the place of g, refinement is the proximal point method (hard_maps.py).
     void find_given_way() {
         ConeElements<T>::each([&](auto element) {
-            element.each_held(*this, [&](int at, const R &nu) {
-                const R now = give[at] * nu;
-                given_way[at] = now - taken[at], taken[at] = now;
+            element.each_held(*this, [&](int place, const R &nu) {
+                const R given_now = give[place] * nu;
+                given_way[place] = given_now - given_before[place], given_before[place] = given_now;
             });
         });
     }

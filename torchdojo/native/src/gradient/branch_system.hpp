@@ -40,12 +40,12 @@ public:
 
     void factor() {
         for (int k = 0; k < size; ++k) {
-            const T *own = &matrix[size_t(size) * k];
-            inverse[k] = 1.0 / own[k];
+            const T *pivot_row = &matrix[size_t(size) * k];
+            inverse[k] = 1.0 / pivot_row[k];
             for (const int row : above[k]) {
                 T *to = &matrix[size_t(size) * row];
                 const T part = to[k] *= inverse[k];
-                for (const int column : above[k]) to[column] -= part * own[column];
+                for (const int column : above[k]) to[column] -= part * pivot_row[column];
             }
         }
     }
@@ -76,9 +76,9 @@ private:
         for (int k = 0; k < size; ++k)
             if (!sources[k].empty()) subtract(v + chunk * k, &matrix[size_t(size) * k], sources[k], v);
         for (int k = size - 1; k >= 0; --k) {
-            T *own = v + chunk * k;
-            subtract(own, &matrix[size_t(size) * k], above[k], v);
-            for (int c = 0; c < chunk; ++c) own[c] *= inverse[k];
+            T *solution = v + chunk * k;
+            subtract(solution, &matrix[size_t(size) * k], above[k], v);
+            for (int c = 0; c < chunk; ++c) solution[c] *= inverse[k];
         }
     }
 

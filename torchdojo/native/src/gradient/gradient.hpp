@@ -24,12 +24,12 @@ struct GradientJob {
 
 // Options that continue a solution to the κ at which contacts are classified (`hardened` in gradients/hard_limit.py).
 inline Options limit_options(const Options &options) {
-    Options own = options;
-    own.kappa = std::min(options.kappa, constant::limit_kappa);
-    own.path_tol = constant::limit_path_tol, own.residual_tol = std::max(options.residual_tol, constant::limit_residual_tol);
-    own.warm_only = true;
-    own.max_iterations = constant::limit_iterations + options.min_iterations;
-    return own;
+    Options limited = options;
+    limited.kappa = std::min(options.kappa, constant::limit_kappa);
+    limited.path_tol = constant::limit_path_tol, limited.residual_tol = std::max(options.residual_tol, constant::limit_residual_tol);
+    limited.warm_only = true;
+    limited.max_iterations = constant::limit_iterations + options.min_iterations;
+    return limited;
 }
 
 template <class T>
@@ -81,8 +81,10 @@ public:
         solution = w;
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const int j = std::min(lane, count - 1);
-            const double *at = jobs[j].near_limit ? jobs[j].near_limit : moved[j] ? &smooth[size_t(j) * mechanism.num_unknowns] : nullptr;
-            for (int k = 0; at && k < mechanism.num_unknowns; ++k) set(solution[k], lane, at[k]);
+            const double *start = jobs[j].near_limit ? jobs[j].near_limit
+                                  : moved[j]         ? &smooth[size_t(j) * mechanism.num_unknowns]
+                                                     : nullptr;
+            for (int k = 0; start && k < mechanism.num_unknowns; ++k) set(solution[k], lane, start[k]);
         }
         problem.solves = !on_tree;
         prepare_step(problem, !on_tree);
@@ -109,10 +111,10 @@ private:
     template <class F>
     static void gather(std::vector<T> &to, const GradientJob *jobs, int count, F &&array) {
         const double *from[lanes<T>];
-        int given = 0;
-        for (int lane = 0; lane < lanes<T>; ++lane) given += (from[lane] = array(jobs[std::min(lane, count - 1)])) != nullptr;
-        if (!given) return std::fill(to.begin(), to.end(), T{});
-        if (given < lanes<T>) {
+        int present = 0;
+        for (int lane = 0; lane < lanes<T>; ++lane) present += (from[lane] = array(jobs[std::min(lane, count - 1)])) != nullptr;
+        if (!present) return std::fill(to.begin(), to.end(), T{});
+        if (present < lanes<T>) {
             for (int lane = 0; lane < lanes<T>; ++lane)
                 for (size_t k = 0; k < to.size(); ++k) set(to[k], lane, from[lane] ? from[lane][k] : 0.0);
             return;
@@ -136,16 +138,16 @@ private:
     }
 
     void follow(const GradientJob *jobs, const int *group, int size, double kappa, const Options &options, const double *shared) {
-        Options own = options.limit ? limit_options(options) : options;
-        own.kappa = kappa;
-        own.interior = !options.limit;
+        Options follow_options = options.limit ? limit_options(options) : options;
+        follow_options.kappa = kappa;
+        follow_options.interior = !options.limit;
         int64_t status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];
         struct Feed {
             Job jobs[lanes<T>];
-            int at = 0, count;
+            int position = 0, count;
             bool next(int, Job &job) {
-                if (at == count) return false;
-                job = jobs[at++];
+                if (position == count) return false;
+                job = jobs[position++];
                 return true;
             }
             void finished(int, const Job &, bool) {}
@@ -160,7 +162,7 @@ private:
             job.impulses = &scratch_impulses[size_t(j) * mechanism.num_impulses];
             job.status = &status[j], job.iterations = &iterations[j], job.substeps = &substeps[j];
         }
-        stepper.run(feed, own, shared);
+        stepper.run(feed, follow_options, shared);
         for (int i = 0; i < size; ++i) moved[group[i]] = status[group[i]] == success;
     }
 

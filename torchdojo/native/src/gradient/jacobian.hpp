@@ -65,8 +65,8 @@ private:
         const double *phi = in_lane(&g.phi[0].x, lane), *omega = in_lane(&g.omega[0].x, lane), *u = in_lane(g.u.data(), lane);
         for (int k = 0; k < 3 * mechanism.num_bodies; k += 3, to += tangent_size)
             for (int r = 0; r < 3; ++r) {
-                const int at = pack_lanes * (k + r);
-                to[r] = x[at], to[3 + r] = v[at], to[6 + r] = phi[at], to[9 + r] = omega[at];
+                const int place = pack_lanes * (k + r);
+                to[r] = x[place], to[3 + r] = v[place], to[6 + r] = phi[place], to[9 + r] = omega[place];
             }
         for (int k = 0; k < mechanism.num_inputs; ++k) to[k] = u[pack_lanes * k];
     }

@@ -172,15 +172,15 @@ private:
     void set_motions(const Problem<T> &problem, const Link &link) {
         const T h = problem.timestep();
         for (int i = 0; i < link.free; ++i) {
-            const int at = 6 * (link.first + i);
+            const int place = 6 * (link.first + i);
             const auto &motion = product.motion(link.coordinate + i);
-            store3(&S[at], motion.now.linear), store3(&S[at + 3], motion.now.angular);
-            store3(&earlier[at], motion.now.linear - h * motion.change.linear);
-            store3(&earlier[at + 3], motion.now.angular - h * motion.change.angular);
-            store3(&faster[at], -h * motion.speed.linear), store3(&faster[at + 3], -h * motion.speed.angular);
+            store3(&S[place], motion.now.linear), store3(&S[place + 3], motion.now.angular);
+            store3(&earlier[place], motion.now.linear - h * motion.change.linear);
+            store3(&earlier[place + 3], motion.now.angular - h * motion.change.angular);
+            store3(&faster[place], -h * motion.speed.linear), store3(&faster[place + 3], -h * motion.speed.angular);
             for (int k = 0; k < 6; ++k) {
-                n[at + k] = link.node->joint < 0 ? broadcast<T>(i == k) : link.node->n[6 * i + k];
-                N[at + k] = link.node->joint < 0 ? broadcast<T>(i == k) : link.node->N[6 * i + k];
+                n[place + k] = link.node->joint < 0 ? broadcast<T>(i == k) : link.node->n[6 * i + k];
+                N[place + k] = link.node->joint < 0 ? broadcast<T>(i == k) : link.node->N[6 * i + k];
             }
         }
     }
@@ -199,21 +199,21 @@ private:
         const T h = problem.timestep(), inverse_h = 1.0 / h;
         const T *p = problem.body_parameters(i), *velocities = &problem.z[state_size * i];
         const T &own_mass = p[parameter::mass], mass = inverse_h * own_mass;
-        SpatialBody<T> &own = tree.bodies[i];
+        SpatialBody<T> &spatial = tree.bodies[i];
         T *B = &now[36 * i], *C = &before[36 * i], A[36];
-        body_matrix(problem, i, tree.origin(problem, node), own, w, A);
+        body_matrix(problem, i, tree.origin(problem, node), spatial, w, A);
         // The momentum s Jω + a × Jω of the incoming velocity, with the opposite sign of a, by ω; and by the motion before.
-        const Vec3<T> omega = problem.bodies[i].pose.R * load3(velocities + 10), spin = own.inertia * omega;
-        const Vec3<T> a = (0.5 * h) * omega, half = (0.5 * h) * spin, earlier_r = own.r - h * load3(velocities + 3);
+        const Vec3<T> omega = problem.bodies[i].pose.R * load3(velocities + 10), spin = spatial.inertia * omega;
+        const Vec3<T> a = (0.5 * h) * omega, half = (0.5 * h) * spin, earlier_r = spatial.r - h * load3(velocities + 3);
         const T s = sqrt(1.0 - dot(a, a)), bend = 0.5 * h / s;
         Mat3<T> G;
         for (int k = 0; k < 3; ++k) {
-            const Vec3<T> column = own.inertia.column(k), g = s * column - cross(a, column) - (bend * a[k]) * spin;
+            const Vec3<T> column = spatial.inertia.column(k), g = s * column - cross(a, column) - (bend * a[k]) * spin;
             for (int j = 0; j < 3; ++j) G.m[3 * j + k] = g[j];
         }
         G.m[1] -= half.z, G.m[2] += half.y, G.m[3] += half.z, G.m[5] -= half.x, G.m[6] -= half.y, G.m[7] += half.x;
         std::fill_n(C, 36, T{});
-        const Vec3<T> &r = own.r, lever = mass * r;
+        const Vec3<T> &r = spatial.r, lever = mass * r;
         C[0] = C[7] = C[14] = mass;
         C[19] = -lever.z, C[20] = lever.y, C[24] = lever.z, C[26] = -lever.x, C[30] = -lever.y, C[31] = lever.x;
         for (int k = 0; k < 3; ++k) {
@@ -232,18 +232,18 @@ private:
         const LawData<T> *law = problem.overlaps ? &problem.laws[contact.law] : nullptr;
         const bool overlaps = law && law->overlaps;
         if (!contact.friction && !overlaps) return false;
-        const SpatialBody<T> &own = tree.bodies[contact.body];
+        const SpatialBody<T> &spatial = tree.bodies[contact.body];
         const BodyData<T> &body = problem.bodies[contact.body];
         const T inverse_h = 1.0 / problem.timestep();
         if (overlaps) {
             const Vec3<T> x = load3(law->distance_row), turn = body.pose.R * load3(law->distance_row + 3);
-            store3(C, -law->slope * x), store3(C + 3, -law->slope * (turn + cross(own.r, x)));
+            store3(C, -law->slope * x), store3(C + 3, -law->slope * (turn + cross(spatial.r, x)));
         }
         for (int i = 0; contact.friction && i < 2; ++i) {
             const Vec3<T> t = load3(&problem.parameters[contact.parameters] + parameter::tangents + 3 * i);
             const Vec3<T> m = cross(tree.contacts[c].lever, t);
             store3(C + 6 * (1 + i), -inverse_h * t);
-            store3(C + 6 * (1 + i) + 3, -inverse_h * (cross(own.r, t) + body.increment.w * m - cross(own.a, m)));
+            store3(C + 6 * (1 + i) + 3, -inverse_h * (cross(spatial.r, t) + body.increment.w * m - cross(spatial.a, m)));
         }
         return true;
     }
@@ -252,9 +252,9 @@ private:
         const ContactTable &contact = mechanism.contacts[c];
         T C[18] = {}, KC[18], F[18];
         if (!current_rows(problem, tree, c, C)) return;
-        const SpatialBody<T> &own = tree.bodies[contact.body];
+        const SpatialBody<T> &spatial = tree.bodies[contact.body];
         const T *p = &problem.parameters[contact.parameters];
-        const Vec3<T> &lever = tree.contacts[c].lever, &o = own.r, normal = load3(p + parameter::normal);
+        const Vec3<T> &lever = tree.contacts[c].lever, &o = spatial.r, normal = load3(p + parameter::normal);
         const Vec3<T> tangent[2] = {load3(p + parameter::tangents), load3(p + parameter::tangents + 3)};
         stiffen(contact, problem.contacts[c], C, KC);
         T *B = &now[36 * contact.body];
@@ -266,7 +266,7 @@ private:
             }
         const Vec3<T> about[3] = {{T{}, -o.z, o.y}, {o.z, T{}, -o.x}, {-o.y, o.x, T{}}};
         for (int r = 0; r < 3; ++r) {
-            const Vec3<T> moment = cross(own.back.row(r), lever) + about[r];
+            const Vec3<T> moment = cross(spatial.back.row(r), lever) + about[r];
             for (int k = 0; k < 6; ++k) B[18 + 6 * r + k] += moment.x * F[k] + moment.y * F[6 + k] + moment.z * F[12 + k];
         }
     }
@@ -286,9 +286,9 @@ private:
             const Link &link = links[l];
             const int body = link.node->body;
             const T *A = tree.matrix(body), *B = &now[36 * body], *C = &before[36 * body];
-            JointRows<T> &own = rows[l];
-            own.set(problem, state, tree, *link.node, link.joint, &n[6 * link.first]);
-            const Vec3<T> force = own.force, torque = own.torque;  // W
+            JointRows<T> &joint_rows = rows[l];
+            joint_rows.set(problem, state, tree, *link.node, link.joint, &n[6 * link.first]);
+            const Vec3<T> force = joint_rows.force, torque = joint_rows.torque;  // W
             for (int j = 0; j < link.free; ++j) {
                 const int column = link.first + j;
                 const T *motion = &S[6 * column];
@@ -301,32 +301,33 @@ private:
                 for (int up = int(l); up >= 0; up = links[up].parent)
                     for (int a = links[up].first; a < links[up].first + links[up].free; ++a) {
                         entry(a, column) = dot6(&n[6 * a], next);
-                        at(a, link.by_q + j) = -dot6(&n[6 * a], by_q), at(a, link.by_qd + j) = -dot6(&n[6 * a], by_qd);
+                        right(a, link.by_q + j) = -dot6(&n[6 * a], by_q), right(a, link.by_qd + j) = -dot6(&n[6 * a], by_qd);
                     }
             }
             for (int i = 0; i < link.free; ++i) {
                 const int row = link.first + i;
-                const auto &sum = own.sums[i];
+                const auto &sum = joint_rows.sums[i];
                 for (int j = 0; j < link.free; ++j) {
                     const int column = link.first + j;
                     entry(row, column) += dot6(sum.next, &N[6 * column]);
-                    at(row, link.by_q + j) -= dot6(sum.now, &S[6 * column]) + dot6(sum.before, &earlier[6 * column]);
-                    at(row, link.by_qd + j) -= dot6(sum.before, &faster[6 * column]);
-                    if (link.free > 1) at(row, link.by_q + j) += own.turned(problem, state, tree, link.joint, &n[6 * row], &S[6 * column]);
-                    if (link.by_u >= 0) at(row, link.by_u + j) = sum.by_input[j];
+                    right(row, link.by_q + j) -= dot6(sum.now, &S[6 * column]) + dot6(sum.before, &earlier[6 * column]);
+                    right(row, link.by_qd + j) -= dot6(sum.before, &faster[6 * column]);
+                    if (link.free > 1)
+                        right(row, link.by_q + j) += joint_rows.turned(problem, state, tree, link.joint, &n[6 * row], &S[6 * column]);
+                    if (link.by_u >= 0) right(row, link.by_u + j) = sum.by_input[j];
                 }
                 if (link.parent < 0) continue;
                 T next[6], by_now[6], by_before[6];
                 transposed(A, &n[6 * row], next), transposed(B, &n[6 * row], by_now), transposed(C, &n[6 * row], by_before);
-                if (own.drifts)
+                if (joint_rows.drifts)
                     for (int k = 0; k < 3; ++k) next[3 + k] += sum.next_drift[k], by_now[3 + k] += sum.now_drift[k];
                 for (int up = link.parent; up >= 0; up = links[up].parent) {
                     const Link &to = links[up];
                     for (int j = 0; j < to.free; ++j) {
                         const int column = to.first + j;
                         entry(row, column) = dot6(next, &N[6 * column]);
-                        at(row, to.by_q + j) = -(dot6(by_now, &S[6 * column]) + dot6(by_before, &earlier[6 * column]));
-                        at(row, to.by_qd + j) = -dot6(by_before, &faster[6 * column]);
+                        right(row, to.by_q + j) = -(dot6(by_now, &S[6 * column]) + dot6(by_before, &earlier[6 * column]));
+                        right(row, to.by_qd + j) = -dot6(by_before, &faster[6 * column]);
                     }
                 }
             }
@@ -338,7 +339,7 @@ private:
     }
 
     TD_INLINE T &entry(int row, int column) { return system(column, row); }
-    TD_INLINE T &at(int row, int column) { return K[size_t(columns) * row + column]; }
+    TD_INLINE T &right(int row, int column) { return K[size_t(columns) * row + column]; }
 
     // A chunk of rows of H⁻¹ and of the derivatives of x.
     void find_rows(int first) {
@@ -362,7 +363,7 @@ private:
     TD_INLINE void multiply(int column, const std::vector<int> &coordinates, int count, T *to) {
         T sum[chunk] = {};
         for (const int k : coordinates) {
-            const T part = at(k, column), *from = &y[chunk * k];
+            const T part = right(k, column), *from = &y[chunk * k];
             for (int c = 0; c < chunk; ++c) sum[c] += part * from[c];
         }
         for (int c = 0; c < count; ++c) to[size_t(columns) * c + column] = sum[c];
@@ -391,14 +392,14 @@ private:
             const Vec3<T> moved = vector ? frame * right_jacobian_inverse(turn, f) : axis;
             T *by_q = line.data(), *by_qd = by_q + columns;
             for (int a = 0; a < link.free; ++a) {
-                const T *motion = &N[6 * (link.first + a)], *own = &x[size_t(columns) * (link.first + a)];
+                const T *motion = &N[6 * (link.first + a)], *derivatives = &x[size_t(columns) * (link.first + a)];
                 const Vec3<T> v = load3(motion), omega = load3(motion + 3);
                 const T weight = translation ? dot(axis, v + cross(omega, anchor)) : dot(axis, omega);
                 const T rate = inverse_h * (vector ? dot(moved, omega) : weight);
                 if (a)
-                    for (int c = 0; c < columns; ++c) by_q[c] += weight * own[c], by_qd[c] += rate * own[c];
+                    for (int c = 0; c < columns; ++c) by_q[c] += weight * derivatives[c], by_qd[c] += rate * derivatives[c];
                 else
-                    for (int c = 0; c < columns; ++c) by_q[c] = weight * own[c], by_qd[c] = rate * own[c];
+                    for (int c = 0; c < columns; ++c) by_q[c] = weight * derivatives[c], by_qd[c] = rate * derivatives[c];
             }
             if (vector) {
                 const Vec3<T> back = inverse_h * (frame_now * left_jacobian_inverse(turn, f));

@@ -127,13 +127,13 @@ private:
                 to = {h * then.x_child, h * child.by_velocity(then.phi_child), h * parent.by_velocity(then.phi_parent),
                       then.x_child,     child.turn * then.phi_child,           parent.turn * then.phi_parent};
                 if (!target.rate) continue;
-                const RowGradient<T, T> now = by_now(problem, joint, axes, target, turn);
+                const RowGradient<T, T> current = by_now(problem, joint, axes, target, turn);
                 to = {then.x_child,
                       child.by_velocity(then.phi_child),
                       parent.by_velocity(then.phi_parent),
-                      inverse * (to.x - now.x_child),
-                      inverse * (to.phi_child - now.phi_child),
-                      inverse * (to.phi_parent - now.phi_parent)};
+                      inverse * (to.x - current.x_child),
+                      inverse * (to.phi_child - current.phi_child),
+                      inverse * (to.phi_parent - current.phi_parent)};
             }
         }
     }
@@ -194,13 +194,13 @@ private:
     void store(const Target &target, double *out, double h, int lane) const {
         const TreeTable &link = mechanism.tree[target.link];
         const JointTable &joint = mechanism.joints[link.joint];
-        const int n = mechanism.num_coordinates, at = link.coordinate + target.i, size = int(columns.size());
-        double *row = out + size_t(target.rate ? n + at : at) * size;
+        const int n = mechanism.num_coordinates, place = link.coordinate + target.i, size = int(columns.size());
+        double *row = out + size_t(target.rate ? n + place : place) * size;
         for (int c = 0; c < size; ++c) row[c] = get(columns[c], lane);
         if (!target.rate || (target.i >= joint.free_t() && joint.free_r() > 1)) return;
-        double *coordinate = out + size_t(at) * size;  // q⁺ = q + h q̇⁺
+        double *coordinate = out + size_t(place) * size;  // q⁺ = q + h q̇⁺
         for (int c = 0; c < size; ++c) coordinate[c] = h * row[c];
-        coordinate[at] += 1.0;
+        coordinate[place] += 1.0;
     }
 };
 

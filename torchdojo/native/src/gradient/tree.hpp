@@ -86,9 +86,9 @@ public:
         for (const TreeTable &link : mechanism.tree) {
             const JointTable &joint = mechanism.joints[link.joint];
             const FreeAxes<T> axes(joint, parameters);
-            const T *at = q + link.coordinate, *rate = qd + link.coordinate;
-            const Quat<T> p = Exponential<T>(axes.rotations(at)).quaternion();
-            const Vec3<T> tau = StepTurn<T>(axes, p, h * axes.rotations(rate)).tau(), shift = axes.translations(at);
+            const T *coordinates = q + link.coordinate, *rate = qd + link.coordinate;
+            const Quat<T> p = Exponential<T>(axes.rotations(coordinates)).quaternion();
+            const Vec3<T> tau = StepTurn<T>(axes, p, h * axes.rotations(rate)).tau(), shift = axes.translations(coordinates);
             place(joint, axes, now, p, shift);
             place(joint, axes, before, conjugate(Exponential<T>(tau).quaternion()) * p, shift - h * axes.translations(rate));
         }
@@ -169,17 +169,17 @@ public:
             const Body &parent = bodies[joint.parent], &child = bodies[joint.child];
             Motion *motion = &motions[link.coordinate];
             for (int i = 0; i < joint.free_t(); ++i, ++motion) {
-                const Vec3<T> f = axes.translation(i), now = parent.turn * f, before = parent.turn_before * f;
-                *motion = {{now, Vec3<T>{}}, {inverse * (now - before), Vec3<T>{}}, {before, Vec3<T>{}}};
+                const Vec3<T> f = axes.translation(i), f_now = parent.turn * f, f_before = parent.turn_before * f;
+                *motion = {{f_now, Vec3<T>{}}, {inverse * (f_now - f_before), Vec3<T>{}}, {f_before, Vec3<T>{}}};
             }
             if (!joint.free_r()) continue;
             const Vec3<T> anchor = axes.child_anchor();
-            const Vec3<T> at = child.arm + child.turn * anchor, at_before = child.arm_before + child.turn_before * anchor;
+            const Vec3<T> place = child.arm + child.turn * anchor, place_before = child.arm_before + child.turn_before * anchor;
             auto about = [](const Vec3<T> &omega, const Vec3<T> &point) { return Row{cross(point, omega), omega}; };
-            auto store = [&](const Vec3<T> &now, const Vec3<T> &before, const Vec3<T> &speed) {
-                const Row s = about(child.turn * now, at), b = about(child.turn_before * before, at_before);
+            auto store = [&](const Vec3<T> &axis_now, const Vec3<T> &axis_before, const Vec3<T> &speed) {
+                const Row s = about(child.turn * axis_now, place), b = about(child.turn_before * axis_before, place_before);
                 const Row change{inverse * (s.linear - b.linear), inverse * (s.angular - b.angular)};
-                *motion++ = {s, change, about(child.turn_before * speed, at_before)};
+                *motion++ = {s, change, about(child.turn_before * speed, place_before)};
             };
             if (joint.free_r() == 1) {  // rotations about one axis commute
                 const Vec3<T> f = axes.rotation(0);

@@ -51,27 +51,27 @@ struct SensedFrame {
     Mat3<T> R;
     Vec3<T> by_x, by_v, by_spin, by_acceleration, by_turning, by_turn;
 
-    void place(const SensedBody<T> &b, const Vec3<T> &gravity) {
-        const Quat<double> own = load4(numbers + frame::orientation);
-        lever = b.now.pose.R * load3(numbers + frame::position), x = b.now.pose.x + lever;
-        v = b.v + cross(b.spin, lever);
-        acceleration = b.linear + cross(b.turning, lever) + cross(b.spin, cross(b.spin, lever)) - gravity;
-        q = b.now.pose.q * own;
-        const Mat3<double> turn = rotation_matrix(own);
+    void place(const SensedBody<T> &carrier, const Vec3<T> &gravity) {
+        const Quat<double> orientation = load4(numbers + frame::orientation);
+        lever = carrier.now.pose.R * load3(numbers + frame::position), x = carrier.now.pose.x + lever;
+        v = carrier.v + cross(carrier.spin, lever);
+        acceleration = carrier.linear + cross(carrier.turning, lever) + cross(carrier.spin, cross(carrier.spin, lever)) - gravity;
+        q = carrier.now.pose.q * orientation;
+        const Mat3<double> turn = rotation_matrix(orientation);
         for (int k = 0; k < 3; ++k) {
-            const Vec3<T> column = b.now.pose.R * turn.column(k);
+            const Vec3<T> column = carrier.now.pose.R * turn.column(k);
             R.m[k] = column.x, R.m[3 + k] = column.y, R.m[6 + k] = column.z;
         }
     }
     void clear() { by_x = by_v = by_spin = by_acceleration = by_turning = by_turn = Vec3<T>{}; }
-    void add_to(SensedBody<T> &b) const {
-        const Vec3<T> swing = cross(b.spin, lever), inward = cross(by_acceleration, b.spin);
-        const Vec3<T> by_lever = by_x + cross(by_v, b.spin) + cross(by_acceleration, b.turning) + cross(inward, b.spin);
-        b.by_now.x = b.by_now.x + by_x;
-        b.by_v = b.by_v + by_v, b.by_linear = b.by_linear + by_acceleration;
-        b.by_spin = b.by_spin + by_spin + cross(lever, by_v) + cross(swing, by_acceleration) + cross(lever, inward);
-        b.by_turning = b.by_turning + by_turning + cross(lever, by_acceleration);
-        b.by_turn = b.by_turn + by_turn + cross(lever, by_lever);
+    void add_to(SensedBody<T> &carrier) const {
+        const Vec3<T> swing = cross(carrier.spin, lever), inward = cross(by_acceleration, carrier.spin);
+        const Vec3<T> by_lever = by_x + cross(by_v, carrier.spin) + cross(by_acceleration, carrier.turning) + cross(inward, carrier.spin);
+        carrier.by_now.x = carrier.by_now.x + by_x;
+        carrier.by_v = carrier.by_v + by_v, carrier.by_linear = carrier.by_linear + by_acceleration;
+        carrier.by_spin = carrier.by_spin + by_spin + cross(lever, by_v) + cross(swing, by_acceleration) + cross(lever, inward);
+        carrier.by_turning = carrier.by_turning + by_turning + cross(lever, by_acceleration);
+        carrier.by_turn = carrier.by_turn + by_turn + cross(lever, by_lever);
     }
 };
 
@@ -93,17 +93,17 @@ struct SensedContact {
             for (int i = 0; i < table->facets; ++i) f(first + i, table->direction_x(i) * t1 + table->direction_y(i) * t2);
         else if (table->friction_size()) f(first, t1), f(first + 1, t2);
     }
-    void load(const T *parameters, const T *impulses, const SensedBody<T> &b, const T &inverse_period) {
+    void load(const T *parameters, const T *impulses, const SensedBody<T> &carrier, const T &inverse_period) {
         const T *p = parameters + table->parameters;
         normal = load3(p + parameter::normal);
-        place = b.after.pose.x + b.after.pose.R * load3(p + parameter::point) - p[parameter::radius] * normal;
+        place = carrier.after.pose.x + carrier.after.pose.R * load3(p + parameter::point) - p[parameter::radius] * normal;
         push = Vec3<T>{};
         each_direction(parameters, [&](int k, const Vec3<T> &direction) { push = push + (inverse_period * impulses[k]) * direction; });
     }
-    void add_to(const T *parameters, SensedBody<T> &b, const T &inverse_period, T *by_impulses) const {
+    void add_to(const T *parameters, SensedBody<T> &carrier, const T &inverse_period, T *by_impulses) const {
         const Vec3<T> point = load3(parameters + table->parameters + parameter::point);
-        b.by_after.x = b.by_after.x + by_place;
-        b.by_after.phi = b.by_after.phi + cross(point, transposed_times(b.after.pose.R, by_place));
+        carrier.by_after.x = carrier.by_after.x + by_place;
+        carrier.by_after.phi = carrier.by_after.phi + cross(point, transposed_times(carrier.after.pose.R, by_place));
         each_direction(parameters, [&](int k, const Vec3<T> &direction) { by_impulses[k] += inverse_period * dot(direction, by_push); });
     }
 };

@@ -101,12 +101,12 @@ public:
         for (int i = 0; i < mechanism.num_bodies; ++i) gradients[i] = bodies[i].tangent(change + state_size * i);
         gradients[mechanism.num_bodies] = StateGradient<T>{};
         T unit[6] = {};
-        auto along = [&](int k, int a, int b, auto &&add) {
-            StateGradient<T> on_a{}, on_b{};
+        auto along = [&](int k, int body, int other, auto &&add) {
+            StateGradient<T> on_body{}, on_other{};
             unit[k] = broadcast<T>(1.0);
-            add(on_a, on_b);
+            add(on_body, on_other);
             unit[k] = T{};
-            return on_a.times(gradients[a]) + on_b.times(gradients[b]);
+            return on_body.times(gradients[body]) + on_other.times(gradients[other]);
         };
         if (map == maps::to_minimal) {
             each_link([&](const JointMotion<T> &motion, int first, const JointTable &joint) {
@@ -192,9 +192,9 @@ private:
         } else {
             const PairTable &pair = mechanism.pairs[contact.pair];
             const BodyPose<T> &other = bodies[pair.other].pose;
-            const auto found =
+            const auto nearest =
                 witness<T>(pair, body.x, body.R, other.x, other.R, &parameters[pair.shape_a], &parameters[pair.shape_b], samples);
-            distance = found.distance, point = found.point;
+            distance = nearest.distance, point = nearest.point;
         }
         if (map == maps::distances) out[contact.number] = distance;
         else store3(out + 3 * contact.number, point);
@@ -218,9 +218,9 @@ private:
         seed(body, 0, x[0], R[0]);
         if (pair.other < mechanism.num_bodies) seed(other, 6, x[1], R[1]);
         else x[1] = lift<S>(other.x), R[1] = lift<S>(other.R);
-        const auto found = witness<T>(pair, x[0], R[0], x[1], R[1], &parameters[pair.shape_a], &parameters[pair.shape_b], samples);
-        const S sum = map == maps::distances ? weight[0] * found.distance
-                                             : weight[0] * found.point.x + weight[1] * found.point.y + weight[2] * found.point.z;
+        const auto nearest = witness<T>(pair, x[0], R[0], x[1], R[1], &parameters[pair.shape_a], &parameters[pair.shape_b], samples);
+        const S sum = map == maps::distances ? weight[0] * nearest.distance
+                                             : weight[0] * nearest.point.x + weight[1] * nearest.point.y + weight[2] * nearest.point.z;
         on_body.x = on_body.x + load3(sum.d), on_body.phi = on_body.phi + load3(sum.d + 3);
         on_other.x = on_other.x + load3(sum.d + 6), on_other.phi = on_other.phi + load3(sum.d + 9);
     }

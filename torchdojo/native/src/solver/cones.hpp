@@ -24,10 +24,10 @@ struct TwistSystem {
         const MechanismTable &m = problem.mechanism;
         const ContactTable &contact = m.contacts[c];
         const auto push = [&](int body, const T *B) {
-            T *b = x + m.bodies[body].right;
+            T *to = x + m.bodies[body].right;
             for (int r = 0; r < 6; ++r) {
-                b[r] += B[3 * r] * gamma;
-                if (contact.friction) b[r] += B[3 * r + 1] * beta[0] + B[3 * r + 2] * beta[1];
+                to[r] += B[3 * r] * gamma;
+                if (contact.friction) to[r] += B[3 * r + 1] * beta[0] + B[3 * r + 2] * beta[1];
             }
         };
         push(contact.body, problem.contacts[c].wrench);
@@ -82,8 +82,8 @@ struct Cones : ConeState<T> {
                 rho = -cone_product(s.point, s.point);
                 rho.x += target;
                 if (weight) rho = rho - *weight * cone_product(s.weigh(load3(&direction[impulse])), s.unweigh(load3(&direction[slack])));
-                const Vec3<T> own = s.aim(rho);
-                for (int k = 0; k < 3; ++k) q[k] = select(scaled, own[k], q[k]);
+                const Vec3<T> scaled_q = s.aim(rho);
+                for (int k = 0; k < 3; ++k) q[k] = select(scaled, scaled_q[k], q[k]);
             }
             store3(&right[slack], q);
         }
@@ -130,10 +130,10 @@ struct Cones : ConeState<T> {
     // Mean over cones of impulseᵀ slack at w + α·direction, or at w if α is null.
     T mean_product(const T *w, const T *alpha) const {
         T sum{};
-        auto at = [&](int place) { return alpha ? w[place] + *alpha * direction[place] : w[place]; };
-        for (const auto &[impulse, slack] : pairs) sum += at(impulse) * at(slack);
+        auto value = [&](int place) { return alpha ? w[place] + *alpha * direction[place] : w[place]; };
+        for (const auto &[impulse, slack] : pairs) sum += value(impulse) * value(slack);
         for (const auto &[impulse, slack, c] : discs)
-            sum += at(impulse) * at(slack) + at(impulse + 1) * at(slack + 1) + at(impulse + 2) * at(slack + 2);
+            sum += value(impulse) * value(slack) + value(impulse + 1) * value(slack + 1) + value(impulse + 2) * value(slack + 2);
         return sum / double(mechanism.num_cones > 0 ? mechanism.num_cones : 1);
     }
 

@@ -170,22 +170,22 @@ struct Problem {
     // Calls f(row of the joint, weight) for the rows in which the impulse of a cone acts.
     template <class F>
     TD_INLINE void each_row(const JointConeTable &cone, const F &f) const {
-        const int own = own_axis(cone);
-        if (own < 0) return f(int(cone.row), broadcast<T>(1.0));
+        const int axis = own_axis(cone);
+        if (axis < 0) return f(int(cone.row), broadcast<T>(1.0));
         const JointTable &joint = mechanism.joints[cone.joint];
-        for (int j = 0; j < 3; ++j) f(joint.held() + joint.free_t() + j, free[joint.free_data].own_axis[own][j]);
+        for (int j = 0; j < 3; ++j) f(joint.held() + joint.free_t() + j, free[joint.free_data].own_axis[axis][j]);
     }
 
     // The rate of a friction or drive; the derivative by the twists of the coordinate or rate on which a cone acts; its effective mass.
     TD_INLINE const T &cone_rate(const JointConeTable &cone) const {
         const FreeData<T> &data = free[mechanism.joints[cone.joint].free_data];
-        const int own = own_axis(cone);
-        return own < 0 ? data.rate[cone.coordinate] : data.own_rate[own];
+        const int axis = own_axis(cone);
+        return axis < 0 ? data.rate[cone.coordinate] : data.own_rate[axis];
     }
     TD_INLINE const TwistRow<T> &cone_row(const JointConeTable &cone) const {
         const FreeData<T> &data = free[mechanism.joints[cone.joint].free_data];
-        const int own = own_axis(cone);
-        if (own >= 0) return data.own_row[own];
+        const int axis = own_axis(cone);
+        if (axis >= 0) return data.own_row[axis];
         return cone.on_rate() ? data.rate_row[cone.coordinate] : data.coordinate_row[cone.coordinate];
     }
     TD_INLINE T cone_mass(const JointConeTable &cone) const {

@@ -89,9 +89,9 @@ private:
 
     // Solution for κ = `kappa` from `from`, into `to`.
     bool follow(const Job &job, const Options &options, const double *shared, double kappa, const double *from, double *to, bool keep) {
-        Options own = options;
-        own.kappa = kappa;
-        own.interior = true;
+        Options follow_options = options;
+        follow_options.kappa = kappa;
+        follow_options.interior = true;
         int64_t status, iterations, substeps;
         Job same = job;
         same.spent += *job.iterations;
@@ -100,7 +100,7 @@ private:
         if (!keep) same.z_next = scratch_z.data(), same.impulses = scratch_impulses.data();
         same.status = &status, same.iterations = &iterations, same.substeps = &substeps;
         SingleJob feed{&same};
-        stepper.run(feed, own, shared);
+        stepper.run(feed, follow_options, shared);
         *job.iterations += iterations;
         if (feed.solved) std::copy(scratch_w.begin(), scratch_w.end(), to);
         return feed.solved;
@@ -150,9 +150,9 @@ private:
     }
 
     // δ with (∂r/∂w at v) δ = −scale·b
-    void solve_linear(const double *v, const double *b, double scale, double *delta) {
+    void solve_linear(const double *v, const double *right, double scale, double *delta) {
         Cones<double> &cones = stepper.cones;
-        for (int k = 0; k < mechanism.num_unknowns; ++k) delta[k] = scale * b[k];
+        for (int k = 0; k < mechanism.num_unknowns; ++k) delta[k] = scale * right[k];
         cones.aim_at(v, delta);
         cones.solve(stepper.problem, v, delta, true);
         std::copy(cones.direction.begin(), cones.direction.end(), delta);
@@ -191,11 +191,11 @@ private:
         std::fill(dw.begin(), dw.end(), 0.0);
         tangent(tau, dtau);
         for (int step = 0; step < constant::continuation_steps; ++step) {
-            int taken = 0;
-            const bool good = correct(tau, dtau, length, taken, iterations_left(options, job));
-            *job.iterations += taken;
-            length =
-                std::min(good ? (taken <= constant::continuation_easy ? 2 * length : length) : length / 4, constant::continuation_longest);
+            int corrections = 0;
+            const bool good = correct(tau, dtau, length, corrections, iterations_left(options, job));
+            *job.iterations += corrections;
+            length = std::min(good ? (corrections <= constant::continuation_easy ? 2 * length : length) : length / 4,
+                              constant::continuation_longest);
             if (good) tangent(tau, dtau);
             if (tau <= std::log(goal)) return true;
             if (!(length > constant::continuation_shortest) || iterations_left(options, job) <= 0) return false;
@@ -204,16 +204,16 @@ private:
     }
 
     // Makes one predictor step along the tangent and corrections across it, `most` at most. w and τ move only if these converge.
-    bool correct(double &tau, double dtau, double length, int &taken, int64_t most) {
+    bool correct(double &tau, double dtau, double length, int &corrections, int64_t most) {
         const size_t n = w.size();
         const double reach = 0.7 * limit(w.data(), dw.data());
         length = std::min(length, reach);
         for (size_t k = 0; k < n; ++k) trial[k] = predicted[k] = w[k] + length * dw[k];
         const double tau_predicted = tau + length * dtau;
-        double now = tau_predicted;
+        double tau_trial = tau_predicted;
         for (int correction = 0;; ++correction) {
             evaluate(trial.data(), residual.data(), correction < constant::continuation_corrections);
-            const double kappa = std::exp(now);
+            const double kappa = std::exp(tau_trial);
             double equality = 0.0, products = 0.0;
             bool sound = true;
             for (size_t k = 0; k < n; ++k) residual[k] -= kappa * rate[k], sound = sound && std::isfinite(residual[k]);
@@ -223,14 +223,14 @@ private:
             }
             if (sound && equality < 1e-7 && products < 1e-2 * kappa) {
                 w = trial;
-                tau = now;
+                tau = tau_trial;
                 return true;
             }
-            if (!sound || correction == constant::continuation_corrections || taken >= most) return false;
-            ++taken;
+            if (!sound || correction == constant::continuation_corrections || corrections >= most) return false;
+            ++corrections;
             solve_linear(trial.data(), residual.data(), 1.0, newton.data());
             solve_linear(trial.data(), rate.data(), -kappa, slope.data());
-            double offset = dtau * (now - tau_predicted), normal = dtau;
+            double offset = dtau * (tau_trial - tau_predicted), normal = dtau;
             for (size_t k = 0; k < n; ++k) {
                 const double m = metric[k] * metric[k] * dw[k];
                 offset += m * (trial[k] + newton[k] - predicted[k]);
@@ -240,7 +240,7 @@ private:
             for (size_t k = 0; k < n; ++k) newton[k] += change * slope[k];
             const double fraction = std::min(1.0, 0.9 * limit(trial.data(), newton.data()));
             for (size_t k = 0; k < n; ++k) trial[k] += fraction * newton[k];
-            now += fraction * change;
+            tau_trial += fraction * change;
         }
     }
 };

@@ -171,8 +171,8 @@ private:
         phase[lane] = evaluate;
         attempt[lane] = lowered;
         iteration[lane] = 0, polished[lane] = false;
-        const double own = jobs[lane].rescue ? constant::rescue_level : constant::path_level;
-        const double first = fading_level(problem, lane, own, options.kappa);
+        const double path_level = jobs[lane].rescue ? constant::rescue_level : constant::path_level;
+        const double first = fading_level(problem, lane, path_level, options.kappa);
         if (from_warm) {
             put_lane(trial.data(), lane, jobs[lane].warm, mechanism.num_unknowns);
             lift(lane, first);
@@ -187,10 +187,10 @@ private:
             return std::min<int64_t>(constant::cold_iterations, options.max_iterations);
         if (!on_path(attempt)) return options.max_iterations;
         const int64_t lowered_iterations = jobs[lane].rescue ? constant::rescue_iterations : constant::path_iterations;
-        const int64_t own = attempt == lowered                   ? lowered_iterations
-                            : residual < constant::near_residual ? constant::near_iterations
-                                                                 : options.warm_iterations;
-        return std::min(own, options.max_iterations);
+        const int64_t most = attempt == lowered                   ? lowered_iterations
+                             : residual < constant::near_residual ? constant::near_iterations
+                                                                  : options.warm_iterations;
+        return std::min(most, options.max_iterations);
     }
 
     bool spent(int lane) const { return iterations_left(options, jobs[lane]) <= 0; }
@@ -399,12 +399,12 @@ private:
     // Predictor and corrector in the lanes of `mask`, whose point is w = trial, just linearized.
     void advance_lanes(const Mask<T> &mask, const T &equality) {
         const T kappa = broadcast<T>(options.kappa), one = broadcast<T>(1.0);
-        const T *here = trial.data();
+        const T *point = trial.data();
         regularize(mechanism, problem);
         bool factored = false;
         auto solve = [&](const T *residual) {
-            if (on_tree) cones.solve(problem, tree, here, residual, factored);
-            else cones.solve(problem, here, residual, factored);
+            if (on_tree) cones.solve(problem, tree, point, residual, factored);
+            else cones.solve(problem, point, residual, factored);
             factored = true;
         };
         Mask<T> inside{};  // lanes of the interior-point method
@@ -412,11 +412,11 @@ private:
             set_mask(inside, lane, get_mask(mask, lane) && !on_path(attempt[lane]) && mechanism.num_cones);
         T goal = kappa, inverse{}, mean{}, weight{};
         if (any(inside)) {
-            cones.aim(here, T{}, nullptr);
+            cones.aim(point, T{}, nullptr);
             solve(problem.residual.data());
-            const T step = one / max(cones.inverse_step(here), one);
-            mean = cones.mean_product(here, nullptr);
-            const T ratio = min(max(cones.mean_product(here, &step) / mean, T{}), one);
+            const T step = one / max(cones.inverse_step(point), one);
+            mean = cones.mean_product(point, nullptr);
+            const T ratio = min(max(cones.mean_product(point, &step) / mean, T{}), one);
             const T centered = ratio * ratio * ratio * mean;
             goal = select(inside, max(centered, kappa), kappa);
             // Newton on the κ-problem, without the second-order term, makes the end point exact.
@@ -424,36 +424,36 @@ private:
         }
         for (int lane = 0; lane < lanes<T>; ++lane)
             if (get_mask(mask, lane) && on_path(attempt[lane])) {
-                const double now = get(path_kappa, lane);
+                const double previous = get(path_kappa, lane);
                 if (get(equality, lane) < constant::path_residual)
-                    set(path_kappa, lane, std::max(options.kappa, constant::path_shrink * now));
+                    set(path_kappa, lane, std::max(options.kappa, constant::path_shrink * previous));
                 set(goal, lane, get(path_kappa, lane));
             }
-        cones.aim(here, goal, any(inside) ? &weight : nullptr);
+        cones.aim(point, goal, any(inside) ? &weight : nullptr);
         solve(problem.residual.data());
         store_direction(mask);
-        if (any(inside)) inverse = select(inside, cones.inverse_step(here), T{});
+        if (any(inside)) inverse = select(inside, cones.inverse_step(point), T{});
         Mask<T> wide = inverse > broadcast<T>(1.0 / constant::short_step);
         for (int lane = 0; lane < lanes<T>; ++lane) set_mask(wide, lane, get_mask(inside, lane) && (get_mask(wide, lane) || stuck[lane]));
         if (any(wide)) {
             // Some pair is near the boundary and far from the others: center, or the iteration would jam there. If the step is short
             // although all products are alike, they are too small for the equations still violated: back up along the path.
             T product = max(mean, kappa);
-            const Mask<T> alike = cones.spread(here, mean) < 0.1 * mean;
+            const Mask<T> alike = cones.spread(point, mean) < 0.1 * mean;
             product = select(alike, min(constant::raise * product, broadcast<T>(constant::max_level)), product);
-            cones.aim(here, product, nullptr);
+            cones.aim(point, product, nullptr);
             solve(nullptr);
             store_direction(wide);
-            inverse = select(wide, cones.inverse_step(here), inverse);
+            inverse = select(wide, cones.inverse_step(point), inverse);
             goal = select(wide, product, goal);
         }
         T unused{};
         target = select(mask, goal, target);
-        if (any(inside)) reference = select(inside, cones.violation(here, goal, unused), reference);
+        if (any(inside)) reference = select(inside, cones.violation(point, goal, unused), reference);
         allowed = select(mask, max(equality, select(inside, max(mean, broadcast<T>(options.residual_tol)), T{})), allowed);
         // A direction that is not a number gives a trial that is not a number, which the line search handles.
         const T inner = constant::step_to_boundary / max(inverse, broadcast<T>(constant::step_to_boundary));
-        const T step = min(until_turning(problem, here, direction.data()), inner);
+        const T step = min(until_turning(problem, point, direction.data()), inner);
         alpha = select(mask, step, alpha);
         for (int lane = 0; lane < lanes<T>; ++lane) halvings[lane] = get_mask(mask, lane) ? 0 : halvings[lane];
     }

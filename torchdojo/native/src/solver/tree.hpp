@@ -66,12 +66,12 @@ public:
     // Computes the numbers that stay the same during the step.
     void prepare(const Problem<T> &problem) {
         for (Node &node : nodes) {
-            SpatialBody<T> &own = bodies[node.body];
+            SpatialBody<T> &spatial = bodies[node.body];
             const BodyData<T> &body = problem.bodies[node.body];
-            own.r = body.pose.x - origin(problem, node);
+            spatial.r = body.pose.x - origin(problem, node);
             const Mat3<T> &R = body.pose.R, spin = R * load33(problem.body_parameters(node.body) + parameter::inertia);
             for (int i = 0; i < 3; ++i)
-                for (int k = i; k < 3; ++k) own.inertia.m[3 * i + k] = own.inertia.m[3 * k + i] = dot(spin.row(i), R.row(k));
+                for (int k = i; k < 3; ++k) spatial.inertia.m[3 * i + k] = spatial.inertia.m[3 * k + i] = dot(spin.row(i), R.row(k));
             if (node.joint >= 0) prepare_joint(problem, node);
         }
     }
@@ -129,11 +129,11 @@ public:
     // Sets right-hand sides of the bodies from those in x, which has the places of the condensed matrix.
     void begin(const Problem<T> &problem, const T *x) {
         for (const Node &node : nodes) {
-            const T *own = x + mechanism.bodies[node.body].right;
+            const T *from = x + mechanism.bodies[node.body].right;
             T *a = right(node.body);
-            const Vec3<T> force = load3(own);
+            const Vec3<T> force = load3(from);
             store3(a, force);
-            store3(a + 3, problem.bodies[node.body].pose.R * load3(own + 3) + cross(bodies[node.body].r, force));
+            store3(a + 3, problem.bodies[node.body].pose.R * load3(from + 3) + cross(bodies[node.body].r, force));
         }
         std::fill(pressed.begin(), pressed.end(), T{});
     }
@@ -215,26 +215,26 @@ private:
 
     void order() {
         const int count = mechanism.num_bodies;
-        std::vector<Node> of(count);
+        std::vector<Node> unordered(count);
         std::vector<int> depth(count, 0);
-        for (int i = 0; i < count; ++i) of[i].body = of[i].root = i;
+        for (int i = 0; i < count; ++i) unordered[i].body = unordered[i].root = i;
         for (int j = 0; j < mechanism.num_joints; ++j) {
             const JointTable &joint = mechanism.joints[j];
             if (!joint.size) continue;  // six free directions on which nothing acts
-            Node &node = of[joint.child];
+            Node &node = unordered[joint.child];
             node.joint = j, node.free = joint.free(), node.rows = joint.size - joint.held();
             node.parent = joint.parent < count ? joint.parent : -1;
             node.two_sided = joint.has_damper && node.parent >= 0;
         }
-        for (Node &node : of)
-            for (int body = node.body; of[body].parent >= 0; node.root = body) body = of[body].parent, ++depth[node.body];
+        for (Node &node : unordered)
+            for (int body = node.body; unordered[body].parent >= 0; node.root = body) body = unordered[body].parent, ++depth[node.body];
         std::vector<int> places(count);
         for (int i = 0; i < count; ++i) places[i] = i;
         std::stable_sort(places.begin(), places.end(), [&](int a, int b) { return depth[a] > depth[b]; });
         node_of.assign(mechanism.num_joints, -1);
         for (const int i : places) {
-            if (of[i].joint >= 0) node_of[of[i].joint] = int(nodes.size());
-            nodes.push_back(of[i]);
+            if (unordered[i].joint >= 0) node_of[unordered[i].joint] = int(nodes.size());
+            nodes.push_back(unordered[i]);
         }
     }
 
