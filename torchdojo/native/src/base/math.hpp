@@ -87,6 +87,27 @@ TD_INLINE Mat3<T> operator*(const Mat3<T> &a, const Mat3<T> &b) {
     return r;
 }
 
+// block = [x]× and block += [x]×, in a matrix whose rows are `stride` apart.
+template <class T>
+TD_INLINE void store_skew(T *block, int stride, const Vec3<T> &x) {
+    for (int k = 0; k < 3; ++k) block[k * (stride + 1)] = T{};
+    block[1] = -x.z;
+    block[2] = x.y;
+    block[stride] = x.z;
+    block[stride + 2] = -x.x;
+    block[2 * stride] = -x.y;
+    block[2 * stride + 1] = x.x;
+}
+template <class T>
+TD_INLINE void add_skew(T *block, int stride, const Vec3<T> &x) {
+    block[1] -= x.z;
+    block[2] += x.y;
+    block[stride] += x.z;
+    block[stride + 2] -= x.x;
+    block[2 * stride] -= x.y;
+    block[2 * stride + 1] += x.x;
+}
+
 // a += x yᵀ, a += s I, a += [x]×
 template <class T>
 TD_INLINE void add_outer(Mat3<T> &a, const Vec3<T> &x, const Vec3<T> &y) {
@@ -99,7 +120,7 @@ TD_INLINE void add_diagonal(Mat3<T> &a, const T &s) {
 }
 template <class T>
 TD_INLINE void add_skew(Mat3<T> &a, const Vec3<T> &x) {
-    a.m[1] -= x.z, a.m[2] += x.y, a.m[3] += x.z, a.m[5] -= x.x, a.m[6] -= x.y, a.m[7] += x.x;
+    add_skew(a.m, 3, x);
 }
 
 template <class T>

@@ -51,10 +51,8 @@ TD_INLINE void body_matrix(const Problem<T> &problem, int i, const Vec3<T> &orig
     const T blocks[12] = {mass, zero, zero, zero, mass, zero, zero, zero, mass};
     for (int k = 0; k < 3; ++k)
         for (int j = 0; j < 3; ++j) A[6 * k + j] = blocks[3 * k + j];
-    A[3] = zero, A[4] = moment_next.z, A[5] = -moment_next.y, A[9] = -moment_next.z, A[10] = zero, A[11] = moment_next.x;
-    A[15] = moment_next.y, A[16] = -moment_next.x, A[17] = zero;
-    A[18] = zero, A[19] = -moment_now.z, A[20] = moment_now.y, A[24] = moment_now.z, A[25] = zero, A[26] = -moment_now.x;
-    A[30] = -moment_now.y, A[31] = moment_now.x, A[32] = zero;
+    store_skew(A + 3, 6, -moment_next);
+    store_skew(A + 18, 6, moment_now);
     // d/dω (c Jω + a × Jω) = c J − (h/2) Jω aᵀ/c + [a]× J − (h/2) [Jω]×
     Mat3<T> G;
     const T inverse_c = inverse_of(c);
@@ -63,7 +61,7 @@ TD_INLINE void body_matrix(const Problem<T> &problem, int i, const Vec3<T> &orig
         const Vec3<T> g = c * column + cross(a, column) - (inverse_c * a[k]) * half;
         for (int j = 0; j < 3; ++j) G.m[3 * j + k] = g[j];
     }
-    G.m[1] += half.z, G.m[2] -= half.y, G.m[3] -= half.z, G.m[5] += half.x, G.m[6] += half.y, G.m[7] -= half.x;
+    add_skew(G, -half);
     const T trace = dot(moment_next, r);
     for (int k = 0; k < 3; ++k) {
         const Vec3<T> g = G.row(k), row = inverse_h * (c * g - cross(g, a)) - moment_next[k] * r;

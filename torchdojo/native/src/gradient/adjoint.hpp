@@ -265,7 +265,7 @@ private:
         Mat3<T> by_omega = J * Mat3<T>{scale, -a.z, a.y, a.z, scale, -a.x, -a.y, a.x, scale};
         for (int r = 0; r < 3; ++r)
             for (int k = 0; k < 3; ++k) by_omega.m[3 * r + k] -= (bend * omega[r]) * spin[k];
-        by_omega.m[1] += b.z, by_omega.m[2] -= b.y, by_omega.m[3] -= b.z, by_omega.m[5] += b.x, by_omega.m[6] += b.y, by_omega.m[7] -= b.x;
+        add_skew(by_omega, -b);
         return by_omega;
     }
 };

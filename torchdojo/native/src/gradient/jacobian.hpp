@@ -86,7 +86,7 @@ private:
         double M[9];
         for (int r = 0; r < 3; ++r)
             for (int k = 0; k < 3; ++k) M[3 * r + k] = h * ((r == k ? c : 0.0) + a[r] * a[k] / c);
-        M[1] += h * a.z, M[2] -= h * a.y, M[3] -= h * a.z, M[5] += h * a.x, M[6] += h * a.y, M[7] -= h * a.x;
+        add_skew(M, 3, -h * a);
         for (int r = 0; r < 3; ++r) {
             double *__restrict dx = x + r * n, *__restrict dphi = phi + r * n;
             const double *m = M + 3 * r;

@@ -187,7 +187,7 @@ private:
 
     // Adds ω × v to the force that a motion gives, and r × (ω × v) to its torque.
     static TD_INLINE void add_spin(T *to, const Vec3<T> &r, const Vec3<T> &v) {
-        to[4] += v.z, to[5] -= v.y, to[9] -= v.z, to[11] += v.x, to[15] += v.y, to[16] -= v.x;
+        add_skew(to + 3, 6, -v);
         const T trace = dot(r, v);
         for (int k = 0; k < 3; ++k)
             for (int j = 0; j < 3; ++j) to[21 + 6 * k + j] += j == k ? trace - v[k] * r[k] : -(v[k] * r[j]);
@@ -211,11 +211,11 @@ private:
             const Vec3<T> column = spatial.inertia.column(k), g = s * column - cross(a, column) - (bend * a[k]) * spin;
             for (int j = 0; j < 3; ++j) G.m[3 * j + k] = g[j];
         }
-        G.m[1] -= half.z, G.m[2] += half.y, G.m[3] += half.z, G.m[5] -= half.x, G.m[6] -= half.y, G.m[7] += half.x;
+        add_skew(G, half);
         std::fill_n(C, 36, T{});
         const Vec3<T> &r = spatial.r, lever = mass * r;
         C[0] = C[7] = C[14] = mass;
-        C[19] = -lever.z, C[20] = lever.y, C[24] = lever.z, C[26] = -lever.x, C[30] = -lever.y, C[31] = lever.x;
+        store_skew(C + 18, 6, lever);
         for (int k = 0; k < 3; ++k) {
             const Vec3<T> g = G.row(k), row = inverse_h * (s * g + cross(g, a));
             for (int j = 0; j < 3; ++j) C[21 + 6 * k + j] = row[j];

@@ -132,7 +132,7 @@ struct Problem {
             D[21 + k] = column.x, D[27 + k] = column.y, D[33 + k] = column.z;
         }
         const Vec3<T> half = (0.5 * h) * spin;
-        D[22] += half.z, D[23] -= half.y, D[27] -= half.z, D[29] += half.x, D[33] += half.y, D[34] -= half.x;
+        add_skew(D + 21, 6, -half);
     }
 
     TD_INLINE Relative<T> relative(const JointTable &joint, const BodyPose<T> &parent, const BodyPose<T> &child,
