@@ -19,12 +19,17 @@ public:
 
     void begin(const TdRollout &r) {
         forces.begin(*r.drives, r.parameter_stride ? nullptr : r.parameters);
-        act.assign(size_t(lanes<T>) * r.drives->activations, 0.0), moved = act;
+        act.assign(size_t(lanes<T>) * r.drives->activations, 0.0);
+        moved = act;
         std::fill_n(steps, lanes<T>, -1);
     }
 
     // The next run is for step t of environment n in this lane.
-    void want(int lane, int64_t n, int64_t t) { driven_lanes.active[lane] = true, driven_lanes.environment[lane] = n, steps[lane] = t; }
+    void want(int lane, int64_t n, int64_t t) {
+        driven_lanes.active[lane] = true;
+        driven_lanes.environment[lane] = n;
+        steps[lane] = t;
+    }
 
     // inputs: a row per lane.
     void run(const TdRollout &r, double *inputs) {
@@ -36,8 +41,11 @@ public:
             const int64_t n = driven_lanes.environment[lane], t = steps[lane], place = controls_of(r, n, t);
             Job job;
             describe(m, r, n, t, job);
-            driven_lanes.parameters[lane] = job.parameters, driven_lanes.z[lane] = job.z, given_wrenches[lane] = job.wrench;
-            driven_lanes.ctrl[lane] = r.u + place, driven_lanes.act[lane] = t ? &act[lane * d.activations] : d.start + n * d.activations;
+            driven_lanes.parameters[lane] = job.parameters;
+            driven_lanes.z[lane] = job.z;
+            given_wrenches[lane] = job.wrench;
+            driven_lanes.ctrl[lane] = r.u + place;
+            driven_lanes.act[lane] = t ? &act[lane * d.activations] : d.start + n * d.activations;
             if (t % r.repeat == 0) out[lane] = d.force + place;
             environment[lane] = n;
         }
@@ -50,7 +58,10 @@ public:
     void set(const TdRollout &r, int lane, int64_t n, int64_t t, double *inputs, Job &job) {
         const TdDrives &d = *r.drives;
         const int64_t na = d.activations, nu = m.num_inputs, nf = 6 * m.num_bodies, at_step = n * r.steps + t;
-        if (steps[lane] != t || environment[lane] != n) want(lane, n, t), run(r, inputs);
+        if (steps[lane] != t || environment[lane] != n) {
+            want(lane, n, t);
+            run(r, inputs);
+        }
         steps[lane] = -1;
         std::copy_n(moved.data() + lane * na, na, act.data() + lane * na);
         if ((t + 1) % r.every == 0) std::copy_n(act.data() + lane * na, na, d.act + (n * (r.steps / r.every) + t / r.every) * na);
@@ -99,8 +110,10 @@ public:
         if (t == r.steps - 1) std::fill(by_act.begin(), by_act.end(), 0.0);
         for (int lane = 0; lane < count; ++lane) {
             const int64_t n = first + lane, place = controls_of(r, n, t);
-            driven_lanes.active[lane] = true, driven_lanes.environment[lane] = n;
-            driven_lanes.parameters[lane] = r.parameters + n * r.parameter_stride, driven_lanes.z[lane] = z[lane],
+            driven_lanes.active[lane] = true;
+            driven_lanes.environment[lane] = n;
+            driven_lanes.parameters[lane] = r.parameters + n * r.parameter_stride;
+            driven_lanes.z[lane] = z[lane];
             driven_lanes.ctrl[lane] = r.u + place;
             driven_lanes.act[lane] = t ? d.act + (n * r.steps + t - 1) * na : d.start + n * na;
             for (int64_t k = 0; d.grad_act && k < na; ++k) by_act[lane * na + k] += d.grad_act[(n * r.steps + t) * na + k];

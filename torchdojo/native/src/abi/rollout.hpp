@@ -15,9 +15,15 @@ TD_INLINE void describe(const MechanismTable &m, const TdRollout &r, int64_t n, 
     int64_t index = n * r.steps + t, period = index, place = t, last = t - 1;  // places of the results of this step and of the one before
     if (r.repeat > 1) {
         period = index / r.repeat;  // periods are whole
-        if (r.every > 1) index = period, place = t / r.every, last = (t - 1) / r.every;
+        if (r.every > 1) {
+            index = period;
+            place = t / r.every;
+            last = (t - 1) / r.every;
+        }
     }
-    job.timestep_factor = 1.0, job.spent = 0, job.rescue = false;
+    job.timestep_factor = 1.0;
+    job.spent = 0;
+    job.rescue = false;
     job.parameters = r.parameters + n * r.parameter_stride;
     job.z = t ? r.z + n * r.z_stride + last * nz : r.z0 + n * r.z0_stride;
     job.u = r.u ? r.u + period * m.num_inputs : nullptr;
@@ -27,7 +33,9 @@ TD_INLINE void describe(const MechanismTable &m, const TdRollout &r, int64_t n, 
     job.z_next = r.z + n * r.z_stride + place * nz;
     job.impulses = r.impulses + period * m.num_impulses;
     job.w = solution(place);
-    job.status = r.status + index, job.iterations = r.iterations + index, job.substeps = r.substeps + index;
+    job.status = r.status + index;
+    job.iterations = r.iterations + index;
+    job.substeps = r.substeps + index;
 }
 
 // The place of the controls of step t, and of their gradients, where a law turns them into inputs.

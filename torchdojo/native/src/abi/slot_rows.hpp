@@ -23,7 +23,8 @@ public:
         int64_t most = 0;
         for (int64_t n = first; n < end; last = ++n) {
             if (!r.parameter_stride && n > first) continue;
-            order.resize(order.size() + slots.size()), counts.resize(counts.size() + groups);
+            order.resize(order.size() + slots.size());
+            counts.resize(counts.size() + groups);
             int32_t *count = &counts[counts.size() - groups];
             slots.sort(r.parameters + n * r.parameter_stride, &order[order.size() - slots.size()], count);
             int64_t total = 0;
@@ -44,10 +45,14 @@ public:
             if (pointer) pointer += first * stride;
         };
         part_rollout.environments = size();
-        skip(part_rollout.z0, whole.z0_stride), skip(part_rollout.z, whole.z_stride);
+        skip(part_rollout.z0, whole.z0_stride);
+        skip(part_rollout.z, whole.z_stride);
         skip(part_rollout.u, periods * (whole.law ? whole.law->actuators : table.num_inputs));
-        skip(part_rollout.wrench, 6 * table.num_bodies), skip(part_rollout.grad_kappa, 1);
-        skip(part_rollout.status, stored), skip(part_rollout.iterations, stored), skip(part_rollout.substeps, stored);
+        skip(part_rollout.wrench, 6 * table.num_bodies);
+        skip(part_rollout.grad_kappa, 1);
+        skip(part_rollout.status, stored);
+        skip(part_rollout.iterations, stored);
+        skip(part_rollout.substeps, stored);
         if (whole.law) {
             law = *whole.law;
             law.values += first * law.stride;
@@ -56,23 +61,30 @@ public:
         parameters = gather(Slots::parameters, 1, whole.parameters, whole.parameter_stride ? size() : 1);
         if (whole.parameter_stride) part_rollout.parameter_stride = width(Slots::parameters);
         part_rollout.parameters = parameters.data();
-        if (whole.warm) warm = gather(Slots::unknowns, 1, whole.warm, size()), part_rollout.warm = warm.data();
-        w.resize(size_t(size() * whole.w_steps) * width(Slots::unknowns)), part_rollout.w = w.data();
-        impulses.resize(size_t(size() * periods) * width(Slots::impulses)), part_rollout.impulses = impulses.data();
+        if (whole.warm) {
+            warm = gather(Slots::unknowns, 1, whole.warm, size());
+            part_rollout.warm = warm.data();
+        }
+        w.resize(size_t(size() * whole.w_steps) * width(Slots::unknowns));
+        part_rollout.w = w.data();
+        impulses.resize(size_t(size() * periods) * width(Slots::impulses));
+        part_rollout.impulses = impulses.data();
         return part_rollout;
     }
 
     // The rollout with the solutions of a call that was made.
     const TdRollout &solved() {
         rollout();
-        w = gather(Slots::unknowns, whole.w_steps, whole.w, size()), part_rollout.w = w.data();
+        w = gather(Slots::unknowns, whole.w_steps, whole.w, size());
+        part_rollout.w = w.data();
         return part_rollout;
     }
 
     TdGradient gradient(const TdGradient &g) {
         TdGradient to = g;
         const int64_t periods = whole.steps / whole.repeat;
-        to.grad_z += first * g.grad_z_stride, to.grad_z0 += first * state_size * table.num_bodies;
+        to.grad_z += first * g.grad_z_stride;
+        to.grad_z0 += first * state_size * table.num_bodies;
         if (g.grad_u) to.grad_u += first * (whole.law ? periods * whole.law->actuators : whole.steps * table.num_inputs);
         if (g.grad_wrench) to.grad_wrench += first * 6 * table.num_bodies;
         if (g.grad_impulses) {
@@ -118,14 +130,18 @@ public:
             const int64_t *status = whole.status + (first + n) * stored;
             slots.each_empty(order_of(n), count_of(n), [&](const Slots::Run *run, const ContactTable &contact) {
                 const double mu = p[contact.parameters + parameter::friction];
-                if (mu != friction) Disc<double>::start(mu * impulse[0], 0.0, 0.0, kappa, impulse + 1, slack + 1), friction = mu;
+                if (mu != friction) {
+                    Disc<double>::start(mu * impulse[0], 0.0, 0.0, kappa, impulse + 1, slack + 1);
+                    friction = mu;
+                }
                 const auto fill = [](double *target, const double *values, double scale) {
                     for (int k = 0; k < 4; ++k) target[k] = scale * values[k];
                 };
                 for (int64_t t = 0; t < whole.w_steps; ++t) {
                     const bool fine = status[whole.w_steps > 1 ? t : stored - 1] == success;
                     double *row = to + (n * whole.w_steps + t) * nw;
-                    fill(row + run[0].from, impulse, fine), fill(row + run[1].from, slack, fine);
+                    fill(row + run[0].from, impulse, fine);
+                    fill(row + run[1].from, slack, fine);
                 }
                 for (int64_t t = 0; t < periods; ++t)
                     fill(out + (n * periods + t) * ni + run[3].from, impulse,

@@ -124,9 +124,13 @@ public:
         for (const std::vector<int32_t> &group : groups) {
             int32_t *empty = order + group.size();
             *count = 0;
-            for (const int32_t s : group) is_empty(p, slots[s]) ? void(*--empty = s) : void(order[(*count)++] = s);
+            for (const int32_t s : group) {
+                if (is_empty(p, slots[s])) *--empty = s;
+                else order[(*count)++] = s;
+            }
             std::reverse(empty, order + group.size());
-            order += group.size(), ++count;
+            order += group.size();
+            ++count;
         }
     }
 
@@ -134,7 +138,10 @@ public:
     template <class F>
     void each(Vector v, const std::vector<int32_t> &kept, const int32_t *order, F &&f) const {
         int32_t to = 0;
-        const auto put = [&](const Run &run) { f(run.from, to, run.count), to += run.count; };
+        const auto put = [&](const Run &run) {
+            f(run.from, to, run.count);
+            to += run.count;
+        };
         for (const Run &run : others[v]) put(run);
         for (size_t g = 0; g < groups.size(); order += groups[g++].size())
             for (int32_t k = 0; k < kept[g]; ++k)
@@ -147,7 +154,8 @@ public:
     void each_empty(const int32_t *order, const int32_t *count, F &&f) const {
         for (const std::vector<int32_t> &group : groups) {
             for (size_t k = *count; k < group.size(); ++k) f(slots[order[k]].runs.data(), whole.contacts[slots[order[k]].contact]);
-            order += group.size(), ++count;
+            order += group.size();
+            ++count;
         }
     }
 
@@ -184,7 +192,10 @@ inline std::vector<int32_t> reduced_schedule(const Schedule &whole, std::vector<
     std::vector<int32_t> table{int32_t(whole.steps.size()), 0, 0, 0, whole.num_rows, whole.max_size};
     place.assign(whole.num_values, -1);
     int32_t end = 0;
-    const auto put = [&](int32_t offset, int32_t count) { place[offset] = end, end += count; };
+    const auto put = [&](int32_t offset, int32_t count) {
+        place[offset] = end;
+        end += count;
+    };
     for (const Schedule::Step &step : whole.steps) {
         std::vector<int> &links = kept.emplace_back();
         put(step.diagonal, step.size * step.size);
@@ -192,11 +203,13 @@ inline std::vector<int32_t> reduced_schedule(const Schedule &whole, std::vector<
             const Schedule::Link &link = step.links[k];
             if (!present[link.upper] && !present[link.lower]) continue;
             links.push_back(k);
-            put(link.upper, step.size * link.size), put(link.lower, step.size * link.size);
+            put(link.upper, step.size * link.size);
+            put(link.lower, step.size * link.size);
         }
         for (const int j : links)
             for (const int k : links) present[step.targets[j * step.num_links + k]] = 1;
-        table[1] += int32_t(links.size()), table[2] += int32_t(links.size() * links.size());
+        table[1] += int32_t(links.size());
+        table[2] += int32_t(links.size() * links.size());
     }
     table[3] = end;
     for (size_t i = 0; i < kept.size(); ++i) {
@@ -214,7 +227,8 @@ inline std::vector<int32_t> reduced_schedule(const Schedule &whole, std::vector<
 
 inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
     Tables m = whole;
-    m.polytope_numbers.clear(), m.polytopes.clear();  // pairs point to the polytopes of the whole
+    m.polytope_numbers.clear();
+    m.polytopes.clear();  // pairs point to the polytopes of the whole
     std::vector<int32_t> order, contact_of(whole.num_contacts, -1);
     std::vector<char> leaves(whole.num_contacts);
     for (size_t g = 0; g < groups.size(); ++g) {
@@ -227,7 +241,8 @@ inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
     const std::vector<int32_t> out = places(impulses, kept, order, whole.num_impulses, m.num_impulses);
     const auto move = [](const std::vector<int32_t> &to, auto &...fields) { ((fields = fields < 0 ? fields : to[fields]), ...); };
 
-    m.contacts.clear(), m.pairs.clear();
+    m.contacts.clear();
+    m.pairs.clear();
     for (int c = 0; c < whole.num_contacts; ++c) {
         if (leaves[c]) {
             m.num_cones -= 2;  // the gap and a disc
@@ -244,13 +259,23 @@ inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
         }
         m.contacts.push_back(contact);
     }
-    for (JointTable &joint : m.joints)
-        move(w, joint.row), move(p, joint.parameters, joint.armature, joint.stiffness, joint.lower, joint.upper);
-    for (JointConeTable &cone : m.joint_cones) move(w, cone.impulse, cone.slack), move(p, cone.parameter, cone.fastest);
-    for (CoupleTable &couple : m.couples) {
-        move(w, couple.friction.impulse, couple.friction.slack), move(p, couple.parameter), move(contact_of, couple.contact);
+    for (JointTable &joint : m.joints) {
+        move(w, joint.row);
+        move(p, joint.parameters, joint.armature, joint.stiffness, joint.lower, joint.upper);
     }
-    for (CouplingTable &coupling : m.couplings) move(w, coupling.row), move(p, coupling.parameters);
+    for (JointConeTable &cone : m.joint_cones) {
+        move(w, cone.impulse, cone.slack);
+        move(p, cone.parameter, cone.fastest);
+    }
+    for (CoupleTable &couple : m.couples) {
+        move(w, couple.friction.impulse, couple.friction.slack);
+        move(p, couple.parameter);
+        move(contact_of, couple.contact);
+    }
+    for (CouplingTable &coupling : m.couplings) {
+        move(w, coupling.row);
+        move(p, coupling.parameters);
+    }
     for (CouplingEndTable &end : m.coupling_ends) move(p, end.coefficient);
     m.impulses.resize(m.num_impulses);
     for (int k = 0; k < whole.num_impulses; ++k)
@@ -274,7 +299,9 @@ inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
     m.fill.clear();
     for (const Fill &block : whole.fill)
         if (v[block.offset] >= 0) m.fill.push_back({v[block.offset], block.count});
-    m.num_contacts = int32_t(m.contacts.size()), m.num_pairs = int32_t(m.pairs.size()), m.num_fill = int32_t(m.fill.size());
+    m.num_contacts = int32_t(m.contacts.size());
+    m.num_pairs = int32_t(m.pairs.size());
+    m.num_fill = int32_t(m.fill.size());
     return MechanismTable(std::move(m), schedule.data());
 }
 

@@ -156,7 +156,8 @@ struct RolloutFeed {
             if (step[lane] == rollout.steps) {
                 if (next_environment == last) return false;
                 environment[lane] = next_environment++;
-                step[lane] = 0, given_up[lane] = success;
+                step[lane] = 0;
+                given_up[lane] = success;
             }
             const int64_t n = environment[lane], t = step[lane]++;
             describe(mechanism, rollout, n, t, job);
@@ -166,7 +167,11 @@ struct RolloutFeed {
             if (rollout.drives) workspace.drives.set(rollout, lane, n, t, workspace.inputs.data(), job);
             if (rollout.repeat > 1) {
                 job.impulses = &workspace.impulses[size_t(lane) * mechanism.num_impulses];
-                if (rollout.every > 1) job.status = &status[lane], job.iterations = &iterations[lane], job.substeps = &substeps[lane];
+                if (rollout.every > 1) {
+                    job.status = &status[lane];
+                    job.iterations = &iterations[lane];
+                    job.substeps = &substeps[lane];
+                }
             }
             if (given_up[lane] == success) return true;
             skip(lane, job);
@@ -196,7 +201,9 @@ private:
 
     // The results of a step that is not taken, because its environment has been given up.
     __attribute__((noinline)) void skip(int lane, const Job &job) {
-        *job.status = given_up[lane], *job.iterations = 0, *job.substeps = 1;
+        *job.status = given_up[lane];
+        *job.iterations = 0;
+        *job.substeps = 1;
         keep_state(mechanism, job);
         if (rollout.repeat > 1) gather(environment[lane], step[lane] - 1, job);
     }
@@ -242,8 +249,11 @@ struct LimitFeed {
         describe(mechanism, rollout, from[lane] / rollout.steps, from[lane] % rollout.steps, job);
         job.warm = job.w;
         job.w = to + (from[lane] - first * rollout.steps) * mechanism.num_unknowns;
-        job.z_next = &z[size_t(lane) * state_size * mechanism.num_bodies], job.impulses = &impulses[size_t(lane) * mechanism.num_impulses];
-        job.status = &status[lane], job.iterations = &iterations[lane], job.substeps = &substeps[lane];
+        job.z_next = &z[size_t(lane) * state_size * mechanism.num_bodies];
+        job.impulses = &impulses[size_t(lane) * mechanism.num_impulses];
+        job.status = &status[lane];
+        job.iterations = &iterations[lane];
+        job.substeps = &substeps[lane];
         return true;
     }
     void finished(int, const Job &job, bool solved) {
@@ -263,7 +273,8 @@ void Worker<T>::near_limit(const Options &options, const TdRollout &r, double *t
 inline void fetch_before(const MechanismTable &m, const TdRollout &r, const TdGradient &g, int64_t n, int64_t t) {
     Job job;
     describe(m, r, n, t - 1, job);
-    fetch(job.w, m.num_unknowns), fetch(job.z, state_size * m.num_bodies);
+    fetch(job.w, m.num_unknowns);
+    fetch(job.z, state_size * m.num_bodies);
     fetch(g.grad_z + n * g.grad_z_stride + (t - 1) * state_size * m.num_bodies, state_size * m.num_bodies);
 }
 
@@ -427,7 +438,9 @@ void Worker<T>::map(const TdMap &map, int64_t first, int64_t last) {
     const int64_t sizes[3] = {in_size, map.derivative == maps::pull ? out_size : in_size,
                               map.derivative == maps::pull ? in_size : out_size};
     std::vector<T> &in = workspace->in, &along = workspace->along, &out = workspace->out;
-    in.resize(sizes[0]), along.resize(sizes[1]), out.resize(sizes[2]);
+    in.resize(sizes[0]);
+    along.resize(sizes[1]);
+    out.resize(sizes[2]);
     auto load = [&](std::vector<T> &to, const double *from, int64_t stride, int64_t start) {
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const double *row = from + std::min(start + lane, last - 1) * stride;

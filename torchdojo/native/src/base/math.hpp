@@ -21,11 +21,15 @@ TD_INLINE Vec3<T> load3(const T *p) {
 }
 template <class T>
 TD_INLINE void store3(T *p, const Vec3<T> &v) {
-    p[0] = v.x, p[1] = v.y, p[2] = v.z;
+    p[0] = v.x;
+    p[1] = v.y;
+    p[2] = v.z;
 }
 template <class T>
 TD_INLINE void add3(T *p, const Vec3<T> &v) {
-    p[0] += v.x, p[1] += v.y, p[2] += v.z;
+    p[0] += v.x;
+    p[1] += v.y;
+    p[2] += v.z;
 }
 
 template <class A, class B>
@@ -116,7 +120,9 @@ TD_INLINE void add_outer(Mat3<T> &a, const Vec3<T> &x, const Vec3<T> &y) {
 }
 template <class T>
 TD_INLINE void add_diagonal(Mat3<T> &a, const T &s) {
-    a.m[0] += s, a.m[4] += s, a.m[8] += s;
+    a.m[0] += s;
+    a.m[4] += s;
+    a.m[8] += s;
 }
 template <class T>
 TD_INLINE void add_skew(Mat3<T> &a, const Vec3<T> &x) {

@@ -12,7 +12,10 @@ inline Vec3<double> farthest(const Polytope &core, const Vec3<double> &x, const 
     double most = -std::numeric_limits<double>::infinity();
     for (int i = 0; i < core.vertices; ++i) {
         const double height = dot(core.corner(i), local);
-        if (height > most) most = height, best = i;
+        if (height > most) {
+            most = height;
+            best = i;
+        }
     }
     return x + R * core.corner(best);
 }
@@ -42,7 +45,11 @@ public:
             Vec3<double> v;
             if (!carries(chosen, v)) continue;
             const double square = dot(v, v);
-            if (square < least) least = square, best = chosen, nearest = v;
+            if (square < least) {
+                least = square;
+                best = chosen;
+                nearest = v;
+            }
         }
         int kept = 0;
         for (int k = 0; k < last; ++k)
@@ -75,13 +82,15 @@ private:
             const Vec3<double> third = n == 3 ? e[2] : cross(e[0], e[1]);
             const double volume = dot(e[0], cross(e[1], third));
             if (!(volume != 0)) return false;
-            share[0] = -dot(base, cross(e[1], third)) / volume, share[1] = -dot(base, cross(third, e[0])) / volume;
+            share[0] = -dot(base, cross(e[1], third)) / volume;
+            share[1] = -dot(base, cross(third, e[0])) / volume;
             if (n == 3) share[2] = -dot(base, cross(e[0], e[1])) / volume;
         }
         double left = 1.0;
         for (int k = 0; k < n; ++k) {
             if (!(share[k] >= 0)) return false;
-            left -= share[k], v = v + share[k] * e[k];
+            left -= share[k];
+            v = v + share[k] * e[k];
         }
         return left >= 0;
     }

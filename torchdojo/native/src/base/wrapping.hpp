@@ -15,7 +15,10 @@ constexpr double start_z = 1 - 1e-7, converged = 1e-14, pi = 3.14159265358979323
 inline double absolute(double a) { return std::fabs(a); }
 inline double angle_of(double y, double x) { return std::atan2(y, x); }
 inline double arc_sine(double a) { return std::asin(a); }
-inline void turn_of(double a, double &c, double &s) { c = std::cos(a), s = std::sin(a); }
+inline void turn_of(double a, double &c, double &s) {
+    c = std::cos(a);
+    s = std::sin(a);
+}
 template <class R>
 Tangent<double, R> absolute(const Tangent<double, R> &a) {
     return a.v < 0.0 ? -a : a;
@@ -32,7 +35,8 @@ Tangent<double, R> arc_sine(const Tangent<double, R> &a) {
 template <class R>
 void turn_of(const Tangent<double, R> &a, Tangent<double, R> &c, Tangent<double, R> &s) {
     const double cosine = std::cos(a.v), sine = std::sin(a.v);
-    c = {cosine, -sine * a.d}, s = {sine, cosine * a.d};
+    c = {cosine, -sine * a.d};
+    s = {sine, cosine * a.d};
 }
 
 template <class S>
@@ -65,7 +69,8 @@ struct Nearest {
 
     Nearest(const Flat<double> &a, const Flat<double> &b, bool within) {
         const Flat<double> way{b.x - a.x, b.y - a.y};
-        square = dot(way, way), share = -dot(way, a) / std::max(square, smallest);
+        square = dot(way, way);
+        share = -dot(way, a) / std::max(square, smallest);
         const double s = within ? std::min(std::max(share, 0.0), 1.0) : share;
         point = {a.x + s * way.x, a.y + s * way.y};
     }
@@ -103,7 +108,8 @@ Path<S> around(const Flat<S> &a, const Flat<S> &b, double radius, const Flat<dou
         arc = arc - angle_of(root, S(radius));
         return Flat<S>{share * (radius * point.x - sign * (root * point.y)), share * (radius * point.y + sign * (root * point.x))};
     };
-    path.first = touch(a, way), path.second = touch(b, -way);
+    path.first = touch(a, way);
+    path.second = touch(b, -way);
     path.arc = radius * arc;
     return path;
 }
@@ -203,11 +209,14 @@ Wrapped<S> wrap(const Vec3<S> &start, const Vec3<S> &end, const Vec3<S> &center,
         const auto size = [](const S &u, const S &v) { return sqrt(u * u + v * v); };
         const S ways[2] = {size(p[0].x - points[0].x, p[0].y - points[0].y), size(p[1].x - points[1].x, p[1].y - points[1].y)};
         const S rise = (p[1].z - p[0].z) / (ways[0] + arc + ways[1]);
-        points[0].z = p[0].z + rise * ways[0], points[1].z = p[0].z + rise * (ways[0] + arc);
+        points[0].z = p[0].z + rise * ways[0];
+        points[1].z = p[0].z + rise * (ways[0] + arc);
         arc = arc * sqrt(S(1.0) + rise * rise);
     }
-    result.wraps = true, result.arc = arc;
-    result.first = center + frame * points[0], result.second = center + frame * points[1];
+    result.wraps = true;
+    result.arc = arc;
+    result.first = center + frame * points[0];
+    result.second = center + frame * points[1];
     return result;
 }
 

@@ -69,7 +69,10 @@ struct FrictionData {
     TD_INLINE void take(const Mask<T> &mask, const FrictionData &other) {
         auto put = [&](T &number, const T &value) { number = select(mask, value, number); };
         for (int i = 0; i < 4; ++i) put(compliance[i], other.compliance[i]);
-        for (int i = 0; i < 2; ++i) put(cone_coupling[i], other.cone_coupling[i]), put(eta_slip[i], other.eta_slip[i]);
+        for (int i = 0; i < 2; ++i) {
+            put(cone_coupling[i], other.cone_coupling[i]);
+            put(eta_slip[i], other.eta_slip[i]);
+        }
         for (int i = 0; i < 3; ++i) put(eta_xi[i], other.eta_xi[i]);
     }
 };

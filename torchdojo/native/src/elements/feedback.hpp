@@ -30,7 +30,8 @@ private:
         double *to = error.data();
         for (int i = 0; i < mechanism.num_bodies; ++i, z += state_size, nominal += state_size, to += tangent_size) {
             for (int k = 0; k < 3; ++k) {
-                to[k] = z[k] - nominal[k], to[3 + k] = z[3 + k] - nominal[3 + k];
+                to[k] = z[k] - nominal[k];
+                to[3 + k] = z[3 + k] - nominal[3 + k];
                 to[9 + k] = z[10 + k] - nominal[10 + k];
             }
             store3(to + 6, rotation_vector(conjugate(load4(nominal + 6)) * load4(z + 6)).theta);
@@ -45,10 +46,14 @@ private:
             if (!joint.free()) continue;
             const JointMotion<double> motion(joint, parameters, bodies[joint.parent], bodies[joint.child]);
             double *q = &error[link.coordinate], *qd = q + n;
-            motion.coordinates(q), motion.rates(qd);
+            motion.coordinates(q);
+            motion.rates(qd);
             const double *q0 = nominal + link.coordinate, *qd0 = q0 + n;
             if (joint.free_r() > 1) nearest(q + joint.free_t(), q0 + joint.free_t(), joint.free_r());
-            for (int k = 0; k < joint.free(); ++k) q[k] -= q0[k], qd[k] -= qd0[k];
+            for (int k = 0; k < joint.free(); ++k) {
+                q[k] -= q0[k];
+                qd[k] -= qd0[k];
+            }
             if (joint.free_r() == 1) q[joint.free_t()] -= 2.0 * turn * std::nearbyint(q[joint.free_t()] / (2.0 * turn));
         }
     }
@@ -59,7 +64,8 @@ private:
         int64_t k = 0;
         for (; k + pack_lanes <= size; k += pack_lanes) {
             Pack x, y;
-            std::memcpy(&x, a + k, sizeof x), std::memcpy(&y, b + k, sizeof y);
+            std::memcpy(&x, a + k, sizeof x);
+            std::memcpy(&y, b + k, sizeof y);
             sums += x * y;
         }
         double sum = 0.0;
@@ -71,7 +77,10 @@ private:
     // The representation of the rotation vector r that is nearest to another one.
     static void nearest(double *r, const double *to, int size) {
         double squared = 0.0, along = 0.0;
-        for (int k = 0; k < size; ++k) squared += r[k] * r[k], along += r[k] * to[k];
+        for (int k = 0; k < size; ++k) {
+            squared += r[k] * r[k];
+            along += r[k] * to[k];
+        }
         const double length = std::sqrt(squared);
         if (!(length > 0.0)) return;
         const double factor = 1.0 + turn * std::nearbyint((along / length - length) / turn) / length;

@@ -19,7 +19,10 @@ template <class T>
 void free_values(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const Relative<T> &next, FreeData<T> &free) {
     const T *p = &problem.parameters[joint.parameters];
     Vec3<T> d_now, d_next;
-    if (joint.free_t()) d_now = problem.displacement(joint, data, data.now), d_next = problem.displacement(joint, data, next);
+    if (joint.free_t()) {
+        d_now = problem.displacement(joint, data, data.now);
+        d_next = problem.displacement(joint, data, next);
+    }
     for (int i = 0; i < joint.free_t(); ++i) {
         const Vec3<T> f = load3(p + parameter::translations + 3 * (joint.held_t + i));
         free.coordinate[i] = dot(f, d_next);
@@ -115,7 +118,8 @@ void prepare_limits(Problem<T> &problem, const JointTable &joint, const JointDat
         const T ahead = room + problem.timestep() * recovery_speed(problem, cone);
         const Mask<T> violated = ahead < T{};
         if (!any(violated)) continue;
-        cone_data.left = select(violated, ahead, T{}), cone_data.leaves = select(violated, broadcast<T>(1.0), T{});
+        cone_data.left = select(violated, ahead, T{});
+        cone_data.leaves = select(violated, broadcast<T>(1.0), T{});
         free.recovers = true;
     }
 }
@@ -394,10 +398,16 @@ void condense_free(Problem<T> &problem, const JointTable &joint) {
         const TwistRow<T> row = problem.joint_cones[c].stiffness * problem.cone_row(cone);
         problem.each_row(cone, [&](int place, const T &weight) {
             T *child = &problem.values[joint.joint_child] + 6 * place;
-            for (int k = 0; k < 3; ++k) child[k] += weight * row.linear[k], child[3 + k] += weight * row.child[k];
+            for (int k = 0; k < 3; ++k) {
+                child[k] += weight * row.linear[k];
+                child[3 + k] += weight * row.child[k];
+            }
             if (world) return;
             T *parent = &problem.values[joint.joint_parent] + 6 * place;
-            for (int k = 0; k < 3; ++k) parent[k] -= weight * row.linear[k], parent[3 + k] += weight * row.parent[k];
+            for (int k = 0; k < 3; ++k) {
+                parent[k] -= weight * row.linear[k];
+                parent[3 + k] += weight * row.parent[k];
+            }
         });
     }
 }

@@ -41,10 +41,18 @@ Heights<T> heights_at(const PairTable &field, const double *const *rows, const T
         }
         const T u = 1.0 - t;
         T *value = h.weight[d][0], *slope = h.weight[d][1], *bend = h.weight[d][2];
-        value[0] = u * u * u * (1.0 / 6.0), value[1] = 2.0 / 3.0 - t * t * (1.0 - 0.5 * t);
-        value[2] = 2.0 / 3.0 - u * u * (1.0 - 0.5 * u), value[3] = t * t * t * (1.0 / 6.0);
-        slope[0] = -0.5 * u * u, slope[1] = t * (1.5 * t - 2.0), slope[2] = u * (2.0 - 1.5 * u), slope[3] = 0.5 * t * t;
-        bend[0] = u, bend[1] = 3.0 * t - 2.0, bend[2] = 1.0 - 3.0 * t, bend[3] = t;
+        value[0] = u * u * u * (1.0 / 6.0);
+        value[1] = 2.0 / 3.0 - t * t * (1.0 - 0.5 * t);
+        value[2] = 2.0 / 3.0 - u * u * (1.0 - 0.5 * u);
+        value[3] = t * t * t * (1.0 / 6.0);
+        slope[0] = -0.5 * u * u;
+        slope[1] = t * (1.5 * t - 2.0);
+        slope[2] = u * (2.0 - 1.5 * u);
+        slope[3] = 0.5 * t * t;
+        bend[0] = u;
+        bend[1] = 3.0 * t - 2.0;
+        bend[2] = 1.0 - 3.0 * t;
+        bend[3] = t;
     }
     for (int lane = 0; lane < lanes<T>; ++lane) {
         const double *row = rows[lane];
@@ -63,10 +71,18 @@ Heights<T> heights_at(const PairTable &field, const double *const *rows, const T
         const T *w = h.weight[0][k], *a = along[m];
         return w[0] * a[0] + w[1] * a[1] + w[2] * a[2] + w[3] * a[3];
     };
-    h.s = sum(0, 0), h.x = sum(1, 0), h.y = sum(0, 1), h.xx = sum(2, 0), h.xy = sum(1, 1), h.yy = sum(0, 2);
+    h.s = sum(0, 0);
+    h.x = sum(1, 0);
+    h.y = sum(0, 1);
+    h.xx = sum(2, 0);
+    h.xy = sum(1, 1);
+    h.yy = sum(0, 2);
     if constexpr (third) {
         for (int i = 0; i < 4; ++i) along[3][i] = jerk(samples[i]);
-        h.xxx = jerk(along[0]), h.xxy = sum(2, 1), h.xyy = sum(1, 2), h.yyy = sum(0, 3);
+        h.xxx = jerk(along[0]);
+        h.xxy = sum(2, 1);
+        h.xyy = sum(1, 2);
+        h.yyy = sum(0, 3);
     }
     return h;
 }
@@ -158,7 +174,9 @@ TD_INLINE GroundFrame<T> ground_frame(const PairTable &field, const double *cons
     const T a = sx + w * qx, b = sy + w * qy, length = root(1.0 + a * a + b * b), up = inverse_of(length), share = inverse_of(1.0 + up);
     const Vec3<T> n = {-(a * up), -(b * up), up};
     const T across = n.x * n.y * share, level = root(square);
-    f.axis[0] = n, f.axis[1] = {1.0 - n.x * n.x * share, -across, -n.x}, f.axis[2] = {-across, 1.0 - n.y * n.y * share, -n.y};
+    f.axis[0] = n;
+    f.axis[1] = {1.0 - n.x * n.x * share, -across, -n.x};
+    f.axis[2] = {-across, 1.0 - n.y * n.y * share, -n.y};
     f.distance = height * level - radius;
     if constexpr (!derived) return f;
     f.steepness = level * length;

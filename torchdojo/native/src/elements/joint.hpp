@@ -55,9 +55,15 @@ private:
                                         bool translation, const Vec3<T> &direction) {
         T *on_child = data.wrench_child + column, *on_parent = data.wrench_parent + column;
         const JointWrench<T> wrench = joint_wrench(problem, joint, data, translation, direction);
-        for (int r = 0; r < 3; ++r) on_child[r * 6] = wrench.force[r], on_child[(3 + r) * 6] = wrench.on_child[r];
+        for (int r = 0; r < 3; ++r) {
+            on_child[r * 6] = wrench.force[r];
+            on_child[(3 + r) * 6] = wrench.on_child[r];
+        }
         if (joint.parent == problem.mechanism.num_bodies) return;  // nothing acts on the world: its columns stay zero
-        for (int r = 0; r < 3; ++r) on_parent[r * 6] = -wrench.force[r], on_parent[(3 + r) * 6] = wrench.on_parent[r];
+        for (int r = 0; r < 3; ++r) {
+            on_parent[r * 6] = -wrench.force[r];
+            on_parent[(3 + r) * 6] = wrench.on_parent[r];
+        }
     }
 
     // Adds an impulse on child and parent to the constant part of the balance.
@@ -88,8 +94,12 @@ private:
         }
         if (!joint.free_t()) return;
         const JointWrench<T> push = joint_wrench(problem, joint, data, true, force);
-        child.linear = child.linear + push.force, child.angular = child.angular + push.on_child;
-        if (!world) parent.linear = parent.linear - push.force, parent.angular = parent.angular + push.on_parent;
+        child.linear = child.linear + push.force;
+        child.angular = child.angular + push.on_child;
+        if (!world) {
+            parent.linear = parent.linear - push.force;
+            parent.angular = parent.angular + push.on_parent;
+        }
     }
 
     // Adds the torque of springs along the rotation vector, J_l⁻ᵀ times their impulse, to the constant part of the balance.
@@ -129,14 +139,21 @@ private:
         T pull[6] = {};
         if (joint.has_spring) {
             const Vec3<T> d = problem.displacement(joint, data, data.now);
-            if (joint.has_vector()) data.angle = rotation_vector(rel), data.pull = Vec3<T>{};
+            if (joint.has_vector()) {
+                data.angle = rotation_vector(rel);
+                data.pull = Vec3<T>{};
+            }
             for (int i = 0; i < free; ++i) {
                 bool translation;
                 const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
                 const T coordinate = translation ? dot(f, d) : joint.has_vector() ? dot(f, data.angle.theta) : angle_about(rel, f);
                 pull[i] = h * spring[i] * (rest[i] - coordinate);
-                if (translation || !joint.has_vector()) data.free_force[i] += pull[i], pull[i] = T{};
-                else data.pull = data.pull + pull[i] * f;
+                if (translation || !joint.has_vector()) {
+                    data.free_force[i] += pull[i];
+                    pull[i] = T{};
+                } else {
+                    data.pull = data.pull + pull[i] * f;
+                }
             }
         }
         if (joint.stiffness >= 0) prepare_stiffness(problem, joint, data, pull);
@@ -161,8 +178,12 @@ private:
         T *Cp = world ? nullptr : &problem.values[joint.joint_parent], *Bp = world ? nullptr : &problem.values[joint.parent_joint];
         for (int k = 0; derived && k < K * K; ++k) D[k] = T{};
         auto store_row = [&](int row, const Vec3<T> &linear, const Vec3<T> &at_child, const Vec3<T> &at_parent) {
-            store3(Cc + 6 * row, linear), store3(Cc + 6 * row + 3, at_child);
-            if (!world) store3(Cp + 6 * row, -linear), store3(Cp + 6 * row + 3, at_parent);
+            store3(Cc + 6 * row, linear);
+            store3(Cc + 6 * row + 3, at_child);
+            if (!world) {
+                store3(Cp + 6 * row, -linear);
+                store3(Cp + 6 * row + 3, at_parent);
+            }
         };
 
         const Vec3<T> d = problem.displacement(joint, data, data.next);
@@ -212,7 +233,10 @@ private:
                 for (int r = 0; r < 3; ++r) {
                     const T torque = (body == joint.child ? data.limit_child : data.limit_parent)[e][r];
                     rows[3 + r] -= torque * data.extra_impulse[e];
-                    if constexpr (derived) block[r * K + plain + e] = T{}, block[(3 + r) * K + plain + e] = -torque;
+                    if constexpr (derived) {
+                        block[r * K + plain + e] = T{};
+                        block[(3 + r) * K + plain + e] = -torque;
+                    }
                 }
         };
         apply(joint.child, data.wrench_child, Bc);

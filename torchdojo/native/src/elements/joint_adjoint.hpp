@@ -118,8 +118,11 @@ private:
             if (cone.is_pair()) {
                 const R nu = inverse * adjoint.multiplier[cone.impulse + cone.stride];
                 problem.each_row(cone, [&](int row, const T &weight) { rate[row - joint.held()] -= weight * nu; });
-            } else if (cone.limits_rate()) rate[cone.coordinate] -= (cone.sign() * inverse) * adjoint.multiplier[cone.impulse];
-            else coordinate[cone.coordinate] -= cone.sign() * adjoint.multiplier[cone.impulse];
+            } else if (cone.limits_rate()) {
+                rate[cone.coordinate] -= (cone.sign() * inverse) * adjoint.multiplier[cone.impulse];
+            } else {
+                coordinate[cone.coordinate] -= cone.sign() * adjoint.multiplier[cone.impulse];
+            }
         }
         if (joint.driven && joint.input >= 0)  // −ν times the derivative of λ/(g h) − (u − m)/g
             for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {

@@ -22,7 +22,10 @@ TD_INLINE JointImpulse<T> joint_impulse(const Problem<T> &problem, const JointTa
         Vec3<T> &to = translation ? sum.force : i < 0 ? sum.held : sum.turned;
         to = to + impulse * f;
     }
-    if (joint.has_spring && joint.has_vector()) sum.angle = &data.angle, sum.pushes = data.pull;
+    if (joint.has_spring && joint.has_vector()) {
+        sum.angle = &data.angle;
+        sum.pushes = data.pull;
+    }
     if (!joint.extra) return sum;
     const FreeData<T> &from = problem.free[joint.free_data];
     sum.angle = &from.now;

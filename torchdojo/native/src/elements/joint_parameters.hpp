@@ -102,8 +102,10 @@ private:
             by_rest[i] += pull;
             if (vector && joint.has_damper) to.by_timestep -= drag * dot(f, change) / h;
             Vec3<T> by_f = -drag * change;
-            if (translation) by_f = by_f - pull * d, pulls = pulls - pull * f;
-            else if (joint.has_spring) g.add_angle(i, -pull, f, data.now.p, angle);
+            if (translation) {
+                by_f = by_f - pull * d;
+                pulls = pulls - pull * f;
+            } else if (joint.has_spring) g.add_angle(i, -pull, f, data.now.p, angle);
             if (vector && !translation && joint.has_spring) by_f = by_f + (h * spring[i] * (rest[i] - coordinate)) * pulled;
             if (acts) {
                 by_f = by_f + (implicit ? data.free_force[i] + data.impulse[i] : data.free_force[i]) * sigma;
@@ -213,7 +215,10 @@ private:
                 to.sum[cone.parameter] += h * twice;
                 to.by_timestep += nu * problem.cone_rate(cone) + friction * twice;
                 if (const int axis = problem.own_axis(cone); axis >= 0)  // friction_product in joint_adjoint.hpp
-                    pushed[axis] = 0.5 * (w[cone.impulse] - w[cone.impulse + cone.stride]), weight[axis] = nu;
+                {
+                    pushed[axis] = 0.5 * (w[cone.impulse] - w[cone.impulse + cone.stride]);
+                    weight[axis] = nu;
+                }
                 if (cone.kind == JointConeTable::drive) drive_product(to, problem, g, c, h * nu, w);
             } else if (cone.limits_rate()) {  // −ν (v ± ċ⁺)
                 const T nu = adjoint.multiplier[cone.impulse], by_rate = (cone.sign() * inverse) * nu;

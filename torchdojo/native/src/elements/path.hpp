@@ -37,7 +37,10 @@ template <class T>
 struct PathWeight {
     T product{}, square{};
 
-    TD_INLINE void add(const T &impulse, const T &slack) { product += impulse * slack, square += slack * slack; }
+    TD_INLINE void add(const T &impulse, const T &slack) {
+        product += impulse * slack;
+        square += slack * slack;
+    }
     TD_INLINE T operator()(const T &nominal, const Mask<T> &known) const {
         return (*this)(nominal, known, broadcast<T>(constant::most_weight));
     }

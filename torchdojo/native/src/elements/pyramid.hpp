@@ -29,7 +29,10 @@ struct Pyramid {
     template <class R>
     void tangential(const R *beta, R *sum) const {
         sum[0] = sum[1] = R{};
-        for (int i = 0; i < facets(); ++i) sum[0] += x(i) * beta[i], sum[1] += y(i) * beta[i];
+        for (int i = 0; i < facets(); ++i) {
+            sum[0] += x(i) * beta[i];
+            sum[1] += y(i) * beta[i];
+        }
     }
 
     // N = ((sψ/ψ) Σ w_i d_i d_iᵀ + Σ_{i<j} w_i w_j (d_i − d_j)(d_i − d_j)ᵀ)/(Σ w + sψ/ψ). This form equals the one above. With one dominant
@@ -39,12 +42,15 @@ struct Pyramid {
         T total = ratio, first[2] = {T{}, T{}}, w[most_facets];
         for (int i = 0; i < 4; ++i) compliance[i] = T{};
         auto add = [&](const T &weight, double a, double b) {
-            compliance[0] += weight * (a * a), compliance[1] += weight * (a * b), compliance[3] += weight * (b * b);
+            compliance[0] += weight * (a * a);
+            compliance[1] += weight * (a * b);
+            compliance[3] += weight * (b * b);
         };
         for (int i = 0; i < facets(); ++i) {
             w[i] = impulse[1 + i] / slack[1 + i];
             total += w[i];
-            first[0] += x(i) * w[i], first[1] += y(i) * w[i];
+            first[0] += x(i) * w[i];
+            first[1] += y(i) * w[i];
             add(ratio * w[i], x(i), y(i));
             for (int j = 0; j < i; ++j) add(w[i] * w[j], x(i) - x(j), y(i) - y(j));
         }
@@ -94,7 +100,8 @@ struct Pyramid {
             T carried = d[i];  // insertion, from the largest
             for (int k = 0; k < i; ++k) {
                 const T larger = max(sorted[k], carried);
-                carried = min(sorted[k], carried), sorted[k] = larger;
+                carried = min(sorted[k], carried);
+                sorted[k] = larger;
             }
             sorted[i] = carried;
         }
@@ -114,11 +121,15 @@ struct Pyramid {
             }
             if (step == constant::pyramid_steps) break;
             T rest = kappa / psi - height, slope{};
-            for (int i = 0; i < n; ++i) rest += impulse[1 + i], slope += impulse[1 + i] / root[i];
+            for (int i = 0; i < n; ++i) {
+                rest += impulse[1 + i];
+                slope += impulse[1 + i] / root[i];
+            }
             slope = mass * slope + kappa / (psi * psi);
             psi = max(psi + (1.0 + rest / height) * rest / slope, least);
         }
-        impulse[0] = psi, slack[0] = kappa / psi;
+        impulse[0] = psi;
+        slack[0] = kappa / psi;
         for (int i = 1; i <= n; ++i) slack[i] = kappa / impulse[i];
     }
 

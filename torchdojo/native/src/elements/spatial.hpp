@@ -87,7 +87,8 @@ void add_ground(const ContactTable &contact, const SpatialBody<T> &spatial, cons
     for (int k = 0; k < 2; ++k) {
         const Vec3<T> *by = ground.by[k], moved = -radius * by[0];  // moved: derivative of the lever
         T tilt[6];  // derivative of a or b by the motion
-        store3(tilt, ground.tilt[k]), store3(tilt + 3, cross(centre, ground.tilt[k]));
+        store3(tilt, ground.tilt[k]);
+        store3(tilt + 3, cross(centre, ground.tilt[k]));
         Vec3<T> push = gamma * by[0];
         if (contact.friction) {
             const Vec3<T> swept = cross(spatial.omega, moved);
@@ -99,7 +100,10 @@ void add_ground(const ContactTable &contact, const SpatialBody<T> &spatial, cons
         }
         const Vec3<T> torque = spatial.back * (cross(moved, force) + cross(lever, push)) + cross(spatial.r, push);
         for (int r = 0; r < 3; ++r)
-            for (int m = 0; m < 6; ++m) A[6 * r + m] -= push[r] * tilt[m], A[18 + 6 * r + m] -= torque[r] * tilt[m];
+            for (int m = 0; m < 6; ++m) {
+                A[6 * r + m] -= push[r] * tilt[m];
+                A[18 + 6 * r + m] -= torque[r] * tilt[m];
+            }
     }
 }
 
@@ -128,7 +132,10 @@ TD_INLINE void touch(Problem<T> &problem, const ContactTable &contact, const Spa
     if (problem.overlaps && problem.laws[contact.law].overlaps) gap += GapLaw<T>::shift(problem, contact, impulse[0]);
     row[0] = gap - slack[0];
     Vec3<T> force = impulse[0] * n, tangent[2], velocity{};
-    if constexpr (derived) store3(C, n), store3(C + 3, cross(lever + spatial.r_next, n));
+    if constexpr (derived) {
+        store3(C, n);
+        store3(C + 3, cross(lever + spatial.r_next, n));
+    }
     if (contact.friction) {
         const Vec3<T> v = load3(w + 6 * contact.body), sweep = cross(spatial.omega, lever);
         velocity = v + sweep;
@@ -144,7 +151,8 @@ TD_INLINE void touch(Problem<T> &problem, const ContactTable &contact, const Spa
         friction_rows(contact, p[parameter::friction] * impulse[0], impulse + 1, slack + 1, dot(tangent[0], velocity),
                       dot(tangent[1], velocity), row + 1);
     }
-    add3(pressed, force), add3(pressed + 3, cross(lever, force));
+    add3(pressed, force);
+    add3(pressed + 3, cross(lever, force));
     if constexpr (!derived) return;
     if (contact.pair >= 0)
         add_ground(contact, spatial, ground, spatial.r_next + arm, lever, radius, impulse[0], data.beta, velocity, force, C, A);
@@ -154,7 +162,8 @@ TD_INLINE void touch(Problem<T> &problem, const ContactTable &contact, const Spa
         for (int k = 0; k < 6; ++k) {
             T sum = n[r] * KC[k];
             if (contact.friction) sum += tangent[0][r] * KC[6 + k] + tangent[1][r] * KC[12 + k];
-            F[6 * r + k] = sum, A[6 * r + k] += sum;
+            F[6 * r + k] = sum;
+            A[6 * r + k] += sum;
         }
     const Vec3<T> &o = spatial.r;
     const Vec3<T> about[3] = {{T{}, -o.z, o.y}, {o.z, T{}, -o.x}, {-o.y, o.x, T{}}};

@@ -33,24 +33,36 @@ struct JointFrame {
     // one line alone. Else a pressed limit, which adds about 1/κ, would be in all entries of the joint's pivot, and its rounding would cost
     // 1e-8 of a derivative for κ = 1e-6.
     TD_INLINE void set(const T *parameters, const JointTable &joint, T *motions) {
-        for (int i = joint.held_t; i < 3; ++i, motions += 6)
-            store3(motions, R * load3(parameters + parameter::translations + 3 * i)), store3(motions + 3, Vec3<T>{});
-        const auto turn = [&](const Vec3<T> &z) { store3(motions, cross(anchor, z)), store3(motions + 3, z), motions += 6; };
+        for (int i = joint.held_t; i < 3; ++i, motions += 6) {
+            store3(motions, R * load3(parameters + parameter::translations + 3 * i));
+            store3(motions + 3, Vec3<T>{});
+        }
+        const auto turn = [&](const Vec3<T> &z) {
+            store3(motions, cross(anchor, z));
+            store3(motions + 3, z);
+            motions += 6;
+        };
         const Vec3<T>(&u)[3] = held;
         if (joint.held_r == 0) {
-            turn(cross(lines[1], lines[2])), turn(cross(lines[2], lines[0])), turn(cross(lines[0], lines[1]));
+            turn(cross(lines[1], lines[2]));
+            turn(cross(lines[2], lines[0]));
+            turn(cross(lines[0], lines[1]));
         } else if (joint.held_r == 1) {
-            turn(cross(lines[1], u[0])), turn(cross(u[0], lines[0]));
+            turn(cross(lines[1], u[0]));
+            turn(cross(u[0], lines[0]));
             duals[0] = inverse_of(dot(u[0], u[0])) * u[0];
         } else if (joint.held_r == 2) {
             const Vec3<T> z = cross(u[0], u[1]);
             const T inverse = inverse_of(dot(z, z));
             turn(z);
-            duals[0] = inverse * cross(u[1], z), duals[1] = inverse * cross(z, u[0]);
+            duals[0] = inverse * cross(u[1], z);
+            duals[1] = inverse * cross(z, u[0]);
         } else {
             const Vec3<T> xy = cross(u[0], u[1]), yz = cross(u[1], u[2]), zx = cross(u[2], u[0]);
             const T inverse = inverse_of(dot(u[2], xy));
-            duals[0] = inverse * yz, duals[1] = inverse * zx, duals[2] = inverse * xy;
+            duals[0] = inverse * yz;
+            duals[1] = inverse * zx;
+            duals[2] = inverse * xy;
         }
     }
 };
@@ -72,7 +84,8 @@ public:
         axis = problem.bodies[joint.child].pose.R * f;
         if (!joint.limited_r) return;
         sine_now = dot(f, data.now.p.v);
-        sine = frame.R * (data.now.p.w * f + cross(data.now.p.v, f)), cosine = frame.R * data.now.p.v;
+        sine = frame.R * (data.now.p.w * f + cross(data.now.p.v, f));
+        cosine = frame.R * data.now.p.v;
     }
 
     // Residuals of the held rows, rates and coordinates, and impulses along the free directions at w. If `derived`, the frame at the next
@@ -99,7 +112,9 @@ public:
         Vec3<T> turn = a_c, since = a_c;
         if (!world) {
             const Vec3<T> a_p = bodies[joint.parent].a, m = c_p * a_c - c_c * a_p, k = cross(a_p, a_c);
-            scalar = c_p * c_c + dot(a_p, a_c), turn = m - k, since = m + k;
+            scalar = c_p * c_c + dot(a_p, a_c);
+            turn = m - k;
+            since = m + k;
         }
         const auto ahead = [&](const Vec3<T> &v) { return world ? v : transposed_times(bodies[joint.parent].back, v); };
         for (int i = 0; i < joint.held_r; ++i) residual[joint.held_t + i] = scalar * value[i] + 2.0 * dot(turn, load3(turns + 3 * i));
@@ -121,19 +136,24 @@ public:
         if (joint.free_r() && (mean_rate || rated)) {
             T scale;
             turn_scale(scalar, dot(turn, turn), scale, advanced.curvature);
-            advanced.theta = scale * turn, moved = {scale * since, advanced.curvature};
+            advanced.theta = scale * turn;
+            moved = {scale * since, advanced.curvature};
         }
         const T h = problem.timestep(), &inverse_h = problem.inverse_timestep, *damping = problem.damping(joint, data);
         Vec3<T> change, before, after;
         if (mean_rate && joint.free_t()) change = displacement_change(problem, joint, data, w);
-        if (free && joint.free_t()) before = problem.displacement(joint, data, data.now), after = transposed_times(data.offset, gap);
+        if (free && joint.free_t()) {
+            before = problem.displacement(joint, data, data.now);
+            after = transposed_times(data.offset, gap);
+        }
         if (free && joint.limited_r && joint.has_vector()) {
             data.next.p = conjugate(parent.next.q * data.offset_quaternion) * child.next.q;
             free->next = rotation_vector(data.next.p);
         }
         BodyPose<T> parent_back, child_back;
         if (derived && mean_rate && joint.free_t()) {
-            parent_back = parent.one_step_back(), child_back = child.one_step_back();
+            parent_back = parent.one_step_back();
+            child_back = child.one_step_back();
             data.before = problem.relative(joint, parent_back, child_back, data.offset_quaternion);
         } else if (derived && mean_rate && whole) {
             data.before.p = conjugate(parent.orientation_back() * data.offset_quaternion) * child.orientation_back();
@@ -160,7 +180,8 @@ public:
             }
             if (free) {
                 if (translation) {
-                    free->coordinate[i] = dot(f, after), free->rate[i] = inverse_h * dot(f, after - before);
+                    free->coordinate[i] = dot(f, after);
+                    free->rate[i] = inverse_h * dot(f, after - before);
                 } else {
                     if (rated) free->rate[i] = inverse_h * dot(forward, advanced.theta);
                     if (joint.limited_r && joint.has_vector()) free->coordinate[i] = dot(f, free->next.theta);

@@ -65,7 +65,8 @@ public:
         Mask<R> refined = refine_lanes();
         R last = passes > 1 ? largest_multiplier(right) : R{};
         for (int pass = 0; pass < passes && any(refined); ++pass) {
-            pass + 1 < passes ? void(misfit = wanted) : misfit.swap(wanted);
+            if (pass + 1 < passes) misfit = wanted;
+            else misfit.swap(wanted);
             ldu_subtract_transposed_product<T, R>(m.schedule, refinement.matrix.data(), right.data(), misfit.data());
             if (give) {
                 find_given_way();
@@ -161,7 +162,10 @@ private:
             tree_adjoint.misfit(*this, problem, w, right.data());
             tree_adjoint.correct(problem, misfit.data(), needed);
             for (const MultiplierTable &row : mechanism.multipliers)  // solved for anew
-                right[row.right] = select(needed, misfit[row.right], right[row.right]), misfit[row.right] = R{};
+            {
+                right[row.right] = select(needed, misfit[row.right], right[row.right]);
+                misfit[row.right] = R{};
+            }
             for (int k = 0; k < mechanism.schedule.num_rows; ++k) {
                 misfit[k] = select(needed, misfit[k], R{});
                 right[k] += misfit[k];
@@ -177,7 +181,8 @@ private:
         ConeElements<T>::each([&](auto element) {
             element.each_held(*this, [&](int place, const R &nu) {
                 const R given_now = give[place] * nu;
-                given_way[place] = given_now - given_before[place], given_before[place] = given_now;
+                given_way[place] = given_now - given_before[place];
+                given_before[place] = given_now;
             });
         });
     }

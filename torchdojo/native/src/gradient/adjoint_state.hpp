@@ -62,8 +62,10 @@ struct ImpulseInFrames {
     void set(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const JointImpulse<T> &in_joint) {
         impulse = in_joint;
         const Mat3<T> &Ra = problem.bodies[joint.parent].pose.R, &Rb = problem.bodies[joint.child].pose.R;
-        f_a = data.offset * in_joint.force, tau_a = data.offset * in_joint.torque(data.now.p);
-        f_b = transposed_times(Rb, Ra * f_a), tau_b = transposed_times(Rb, Ra * tau_a);
+        f_a = data.offset * in_joint.force;
+        tau_a = data.offset * in_joint.torque(data.now.p);
+        f_b = transposed_times(Rb, Ra * f_a);
+        tau_b = transposed_times(Rb, Ra * tau_a);
     }
 };
 

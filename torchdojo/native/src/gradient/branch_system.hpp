@@ -16,8 +16,11 @@ public:
 
     // up: for each coordinate those after it on the way to the root.
     void set(std::vector<std::vector<int>> up) {
-        above = std::move(up), size = int(above.size());
-        below.resize(size), matrix.resize(size_t(size) * size), inverse.resize(size);
+        above = std::move(up);
+        size = int(above.size());
+        below.resize(size);
+        matrix.resize(size_t(size) * size);
+        inverse.resize(size);
         for (int k = 0; k < size; ++k)
             for (const int to : above[k]) below[to].push_back(k);
         starts.resize(size_t(size) * ((size + chunk - 1) / chunk));

@@ -26,7 +26,8 @@ struct GradientJob {
 inline Options limit_options(const Options &options) {
     Options limited = options;
     limited.kappa = std::min(options.kappa, constant::limit_kappa);
-    limited.path_tol = constant::limit_path_tol, limited.residual_tol = std::max(options.residual_tol, constant::limit_residual_tol);
+    limited.path_tol = constant::limit_path_tol;
+    limited.residual_tol = std::max(options.residual_tol, constant::limit_residual_tol);
     limited.warm_only = true;
     limited.max_iterations = constant::limit_iterations + options.min_iterations;
     return limited;
@@ -127,12 +128,18 @@ private:
     void move(const GradientJob *jobs, int count, const Options &options, const double *shared) {
         auto goal = [&](int j) { return options.limit ? std::min(options.kappa, constant::limit_kappa) : jobs[j].grad_kappa; };
         bool done[lanes<T>];
-        for (int j = 0; j < count; ++j) moved[j] = false, done[j] = jobs[j].near_limit || goal(j) == options.kappa;
+        for (int j = 0; j < count; ++j) {
+            moved[j] = false;
+            done[j] = jobs[j].near_limit || goal(j) == options.kappa;
+        }
         for (int j = 0; j < count; ++j) {
             if (done[j]) continue;
             int group[lanes<T>], size = 0;
             for (int k = j; k < count; ++k)
-                if (goal(k) == goal(j)) group[size++] = k, done[k] = true;
+                if (goal(k) == goal(j)) {
+                    group[size++] = k;
+                    done[k] = true;
+                }
             follow(jobs, group, size, goal(j), options, shared);
         }
     }
@@ -160,7 +167,9 @@ private:
             job.w = &smooth[size_t(j) * mechanism.num_unknowns];
             job.z_next = &scratch_z[size_t(j) * state_size * mechanism.num_bodies];
             job.impulses = &scratch_impulses[size_t(j) * mechanism.num_impulses];
-            job.status = &status[j], job.iterations = &iterations[j], job.substeps = &substeps[j];
+            job.status = &status[j];
+            job.iterations = &iterations[j];
+            job.substeps = &substeps[j];
         }
         stepper.run(feed, follow_options, shared);
         for (int i = 0; i < size; ++i) moved[group[i]] = status[group[i]] == success;
@@ -175,14 +184,16 @@ private:
         for (size_t c = 0; c < mechanism.contacts.size(); ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             wanted[c] = select_mask(give[contact.impulse] > T{}, nu[contact.impulse] < T{}, Mask<T>{});
-            any_wanted = any_wanted || any(wanted[c]), any_inner = any_inner || (any(wanted[c]) && between_bodies(contact));
+            any_wanted = any_wanted || any(wanted[c]);
+            any_inner = any_inner || (any(wanted[c]) && between_bodies(contact));
         }
         if (!any_wanted) return;
         const std::vector<T> exact = solution, held = give;
         std::vector<T> chosen = exact, chosen_give = held;
         for (const bool all : {false, true}) {
             if (all && !any_inner) continue;
-            solution = exact, give = held;
+            solution = exact;
+            give = held;
             for (size_t c = 0; c < mechanism.contacts.size(); ++c)
                 if (all || !between_bodies(mechanism.contacts[c]))
                     Limit<T>::open(mechanism, mechanism.contacts[c], wanted[c], solution.data(), give.data());
@@ -190,10 +201,13 @@ private:
             const T size = controls();
             const Mask<T> better = size > (1.0 + constant::tie) * best;
             best = select(better, size, best);
-            for (int k = 0; k < mechanism.num_unknowns; ++k)
-                chosen[k] = select(better, solution[k], chosen[k]), chosen_give[k] = select(better, give[k], chosen_give[k]);
+            for (int k = 0; k < mechanism.num_unknowns; ++k) {
+                chosen[k] = select(better, solution[k], chosen[k]);
+                chosen_give[k] = select(better, give[k], chosen_give[k]);
+            }
         }
-        solution = chosen, give = chosen_give;
+        solution = chosen;
+        give = chosen_give;
         differentiate();
     }
 

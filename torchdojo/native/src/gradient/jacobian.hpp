@@ -29,9 +29,11 @@ public:
         int completed = 0, fetched = 0;
         for (int first = 0; first < rows; first += width) {
             const int size = std::min(width, rows - first);
-            if constexpr (width == 1) right[first] = broadcast<Pack>(1.0);
-            else
+            if constexpr (width == 1) {
+                right[first] = broadcast<Pack>(1.0);
+            } else {
                 for (int k = 0; k < size; ++k) set(right[first + k], k, 1.0);
+            }
             for (; 6 * fetched < first + size; ++fetched)
                 for (int j = 0; j < count; ++j) fetch(out[j] + size_t(columns()) * tangent_size * fetched);
             adjoint.solve(stepper.problem, solution.data(), right.data(), false, true);
@@ -66,7 +68,10 @@ private:
         for (int k = 0; k < 3 * mechanism.num_bodies; k += 3, to += tangent_size)
             for (int r = 0; r < 3; ++r) {
                 const int place = pack_lanes * (k + r);
-                to[r] = x[place], to[3 + r] = v[place], to[6 + r] = phi[place], to[9 + r] = omega[place];
+                to[r] = x[place];
+                to[3 + r] = v[place];
+                to[6 + r] = phi[place];
+                to[9 + r] = omega[place];
             }
         for (int k = 0; k < mechanism.num_inputs; ++k) to[k] = u[pack_lanes * k];
     }

@@ -45,9 +45,13 @@ public:
           columns(2 * m.num_coordinates + m.num_inputs), stiff(m) {
         if (!usable) return;
         rows.resize(m.num_bodies);
-        now.resize(36 * m.num_bodies), before.resize(36 * m.num_bodies);
+        now.resize(36 * m.num_bodies);
+        before.resize(36 * m.num_bodies);
         for (std::vector<T> *motion : {&n, &N, &S, &earlier, &faster}) motion->resize(6 * size);
-        K.resize(size_t(size) * columns), x.resize(K.size()), y.resize(size_t(size) * chunk), line.resize(2 * columns);
+        K.resize(size_t(size) * columns);
+        x.resize(K.size());
+        y.resize(size_t(size) * chunk);
+        line.resize(2 * columns);
     }
 
     // Takes up to `lanes<T>` jobs, whose derivatives are taken at their own solutions.
@@ -56,17 +60,22 @@ public:
         const double *q[lanes<T>], *qd[lanes<T>];
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const MinimalJob &job = jobs[std::min(lane, count - 1)];
-            q[lane] = job.q, qd[lane] = job.qd;
+            q[lane] = job.q;
+            qd[lane] = job.qd;
             if (lane < count) steps[lane] = job.step;
         }
         gradient.load(steps, count, options, shared, true);
-        interleave(q, size, product.q.data()), interleave(qd, size, product.qd.data());
+        interleave(q, size, product.q.data());
+        interleave(qd, size, product.qd.data());
         Problem<T> &problem = gradient.stepper.problem;
         Tree<T> &tree = gradient.stepper.tree;
         if (links.empty()) order(tree);
         linearize(problem, tree, gradient.stepper.cones, gradient.w.data());
         assemble(problem, tree);
-        if (stiff.some()) system.keep(), stiff.add(system);
+        if (stiff.some()) {
+            system.keep();
+            stiff.add(system);
+        }
         system.factor();
         for (int first = 0; first < size; first += chunk) find_rows(first);
         for (const Link &link : links) store(problem, tree, link, jobs, count);
@@ -97,14 +106,16 @@ private:
     std::vector<int> roots, link_of, column_of;  // roots, links: per body; columns by q: per coordinate
 
     void order(const Tree<T> &tree) {
-        link_of.resize(mechanism.num_bodies), roots.resize(mechanism.num_bodies);
+        link_of.resize(mechanism.num_bodies);
+        roots.resize(mechanism.num_bodies);
         std::vector<const TreeTable *> table(mechanism.num_bodies);
         for (const TreeTable &entry : mechanism.tree) table[mechanism.joints[entry.joint].child] = &entry;
         int first = 0;
         for (const auto &node : tree.nodes) {
             const TreeTable &entry = *table[node.body];
             const int free = mechanism.joints[entry.joint].free();
-            link_of[node.body] = int(links.size()), roots[node.body] = node.root;
+            link_of[node.body] = int(links.size());
+            roots[node.body] = node.root;
             links.push_back({&node, entry.joint, -1, first, free, entry.coordinate, 0, 0, -1, {}, {}, {}});
             for (int i = 0; i < free; ++i) links.back().own.push_back(first + i);
             first += free;
@@ -114,7 +125,9 @@ private:
         for (int l = 0; l < int(links.size()); ++l) {
             Link &link = links[l];
             const int input = mechanism.joints[link.joint].input;
-            link.by_q = link.coordinate, link.by_qd = size + link.coordinate, link.by_u = input < 0 ? -1 : 2 * size + input;
+            link.by_q = link.coordinate;
+            link.by_qd = size + link.coordinate;
+            link.by_u = input < 0 ? -1 : 2 * size + input;
             for (int to = l; to >= 0; to = links[to].parent)
                 for (int i = 0; i < links[to].free; ++i) {
                     link.up.push_back(links[to].first + i);
@@ -164,7 +177,8 @@ private:
         current_rows(problem, tree, c, current);
         for (int i = 0; i < (contact.friction ? 3 : 1); ++i) {
             const Vec3<T> d = load3(i ? p + parameter::tangents + 3 * (i - 1) : p + parameter::normal);
-            store3(wrench + 6 * i, d), store3(wrench + 6 * i + 3, body.back * cross(tree.contacts[c].lever, d) + cross(body.r, d));
+            store3(wrench + 6 * i, d);
+            store3(wrench + 6 * i + 3, body.back * cross(tree.contacts[c].lever, d) + cross(body.r, d));
         }
         return &links[link_of[contact.body]].up;
     }
@@ -174,10 +188,12 @@ private:
         for (int i = 0; i < link.free; ++i) {
             const int place = 6 * (link.first + i);
             const auto &motion = product.motion(link.coordinate + i);
-            store3(&S[place], motion.now.linear), store3(&S[place + 3], motion.now.angular);
+            store3(&S[place], motion.now.linear);
+            store3(&S[place + 3], motion.now.angular);
             store3(&earlier[place], motion.now.linear - h * motion.change.linear);
             store3(&earlier[place + 3], motion.now.angular - h * motion.change.angular);
-            store3(&faster[place], -h * motion.speed.linear), store3(&faster[place + 3], -h * motion.speed.angular);
+            store3(&faster[place], -h * motion.speed.linear);
+            store3(&faster[place + 3], -h * motion.speed.angular);
             for (int k = 0; k < 6; ++k) {
                 n[place + k] = link.node->joint < 0 ? broadcast<T>(i == k) : link.node->n[6 * i + k];
                 N[place + k] = link.node->joint < 0 ? broadcast<T>(i == k) : link.node->N[6 * i + k];
@@ -237,7 +253,8 @@ private:
         const T inverse_h = 1.0 / problem.timestep();
         if (overlaps) {
             const Vec3<T> x = load3(law->distance_row), turn = body.pose.R * load3(law->distance_row + 3);
-            store3(C, -law->slope * x), store3(C + 3, -law->slope * (turn + cross(spatial.r, x)));
+            store3(C, -law->slope * x);
+            store3(C + 3, -law->slope * (turn + cross(spatial.r, x)));
         }
         for (int i = 0; contact.friction && i < 2; ++i) {
             const Vec3<T> t = load3(&problem.parameters[contact.parameters] + parameter::tangents + 3 * i);
@@ -262,7 +279,8 @@ private:
             for (int k = 0; k < 6; ++k) {
                 T sum = normal[r] * KC[k];
                 if (contact.friction) sum += tangent[0][r] * KC[6 + k] + tangent[1][r] * KC[12 + k];
-                F[6 * r + k] = sum, B[6 * r + k] += sum;
+                F[6 * r + k] = sum;
+                B[6 * r + k] += sum;
             }
         const Vec3<T> about[3] = {{T{}, -o.z, o.y}, {o.z, T{}, -o.x}, {-o.y, o.x, T{}}};
         for (int r = 0; r < 3; ++r) {
@@ -293,15 +311,19 @@ private:
                 const int column = link.first + j;
                 const T *motion = &S[6 * column];
                 T next[6], by_q[6], by_qd[6], back[6];
-                times(A, &N[6 * column], next), times(B, motion, by_q), times(C, &earlier[6 * column], back);
+                times(A, &N[6 * column], next);
+                times(B, motion, by_q);
+                times(C, &earlier[6 * column], back);
                 times(C, &faster[6 * column], by_qd);
                 const Vec3<T> v = load3(motion), omega = load3(motion + 3);
-                add3(by_q, cross(omega, force)), add3(by_q + 3, cross(omega, torque) + cross(v, force));
+                add3(by_q, cross(omega, force));
+                add3(by_q + 3, cross(omega, torque) + cross(v, force));
                 for (int k = 0; k < 6; ++k) by_q[k] += back[k];
                 for (int up = int(l); up >= 0; up = links[up].parent)
                     for (int a = links[up].first; a < links[up].first + links[up].free; ++a) {
                         entry(a, column) = dot6(&n[6 * a], next);
-                        right(a, link.by_q + j) = -dot6(&n[6 * a], by_q), right(a, link.by_qd + j) = -dot6(&n[6 * a], by_qd);
+                        right(a, link.by_q + j) = -dot6(&n[6 * a], by_q);
+                        right(a, link.by_qd + j) = -dot6(&n[6 * a], by_qd);
                     }
             }
             for (int i = 0; i < link.free; ++i) {
@@ -318,9 +340,14 @@ private:
                 }
                 if (link.parent < 0) continue;
                 T next[6], by_now[6], by_before[6];
-                transposed(A, &n[6 * row], next), transposed(B, &n[6 * row], by_now), transposed(C, &n[6 * row], by_before);
+                transposed(A, &n[6 * row], next);
+                transposed(B, &n[6 * row], by_now);
+                transposed(C, &n[6 * row], by_before);
                 if (joint_rows.drifts)
-                    for (int k = 0; k < 3; ++k) next[3 + k] += sum.next_drift[k], by_now[3 + k] += sum.now_drift[k];
+                    for (int k = 0; k < 3; ++k) {
+                        next[3 + k] += sum.next_drift[k];
+                        by_now[3 + k] += sum.now_drift[k];
+                    }
                 for (int up = link.parent; up >= 0; up = links[up].parent) {
                     const Link &to = links[up];
                     for (int j = 0; j < to.free; ++j) {
@@ -334,7 +361,11 @@ private:
             if (link.parent < 0) continue;
             const int parent = links[link.parent].node->body;
             T *A_to = tree.matrix(parent), *B_to = &now[36 * parent], *C_to = &before[36 * parent];
-            for (int k = 0; k < 36; ++k) A_to[k] += A[k], B_to[k] += B[k], C_to[k] += C[k];
+            for (int k = 0; k < 36; ++k) {
+                A_to[k] += A[k];
+                B_to[k] += B[k];
+                C_to[k] += C[k];
+            }
         }
     }
 
@@ -351,7 +382,8 @@ private:
         T *to = &x[size_t(columns) * first];
         for (const Link &link : links)
             for (int i = 0; i < link.free; ++i) {
-                multiply(link.by_q + i, link.branch, count, to), multiply(link.by_qd + i, link.branch, count, to);
+                multiply(link.by_q + i, link.branch, count, to);
+                multiply(link.by_qd + i, link.branch, count, to);
                 if (link.by_u >= 0) multiply(link.by_u + i, link.own, count, to);
             }
         stiff.each_now([&](int coordinate, const T *sum) {
@@ -382,7 +414,9 @@ private:
         Mat3<T> frame_now;
         if (joint.has_vector()) {
             const Quat<T> next = conjugate(parent.next.q * data.offset_quaternion) * child.next.q;
-            turn = rotation_vector(next * conjugate(data.now.p)), angle = rotation_vector(next), frame_now = parent.pose.R * data.offset;
+            turn = rotation_vector(next * conjugate(data.now.p));
+            angle = rotation_vector(next);
+            frame_now = parent.pose.R * data.offset;
         }
         for (int i = 0; i < link.free; ++i) {
             bool translation;
@@ -396,10 +430,17 @@ private:
                 const Vec3<T> v = load3(motion), omega = load3(motion + 3);
                 const T weight = translation ? dot(axis, v + cross(omega, anchor)) : dot(axis, omega);
                 const T rate = inverse_h * (vector ? dot(moved, omega) : weight);
-                if (a)
-                    for (int c = 0; c < columns; ++c) by_q[c] += weight * derivatives[c], by_qd[c] += rate * derivatives[c];
-                else
-                    for (int c = 0; c < columns; ++c) by_q[c] = weight * derivatives[c], by_qd[c] = rate * derivatives[c];
+                if (a) {
+                    for (int c = 0; c < columns; ++c) {
+                        by_q[c] += weight * derivatives[c];
+                        by_qd[c] += rate * derivatives[c];
+                    }
+                } else {
+                    for (int c = 0; c < columns; ++c) {
+                        by_q[c] = weight * derivatives[c];
+                        by_qd[c] = rate * derivatives[c];
+                    }
+                }
             }
             if (vector) {
                 const Vec3<T> back = inverse_h * (frame_now * left_jacobian_inverse(turn, f));

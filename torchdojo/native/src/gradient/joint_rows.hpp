@@ -37,7 +37,8 @@ struct JointRows {
         const Mat3<T> frame = problem.bodies[joint.parent].pose.R * data.offset;
         const Vec3<T> anchor = tree.bodies[joint.child].r + problem.bodies[joint.child].pose.R * load3(p + parameter::child_anchor);
         const JointImpulse<T> &impulse = state.impulses[number].impulse;
-        force = frame * impulse.force, torque = cross(anchor, force) + frame * impulse.torque(data.now.p);
+        force = frame * impulse.force;
+        torque = cross(anchor, force) + frame * impulse.torque(data.now.p);
         if (!free_acts(joint) || !free) return;
         TwistRow<T> rows[9];
         for (int k = 0; k < free + joint.extra; ++k) rows[k] = TwistRow<T>{};
@@ -67,7 +68,8 @@ struct JointRows {
             } else {
                 bool translation;
                 const Vec3<T> axis = frame * joint_direction(problem, joint, joint.held() + k, translation);
-                translation ? void((linear = axis, angular = cross(anchor, axis))) : void(angular = axis);
+                if (translation) linear = axis;
+                angular = translation ? cross(anchor, axis) : axis;
             }
             for (int a = 0; a < free; ++a) {
                 const T share = dot(load3(n + 6 * a), linear) + dot(load3(n + 6 * a + 3), angular);
@@ -125,7 +127,10 @@ private:
     };
 
     void add_now(Sum &sum, const T &share, const TwistRow<T> &row) {
-        for (int c = 0; c < 3; ++c) sum.now[c] += share * row.linear[c], sum.now[3 + c] += share * row.child[c];
+        for (int c = 0; c < 3; ++c) {
+            sum.now[c] += share * row.linear[c];
+            sum.now[3 + c] += share * row.child[c];
+        }
         if (drifts) sum.now_drift = sum.now_drift + share * (row.child + row.parent);
     }
 
@@ -178,7 +183,10 @@ private:
         const T weight = -problem.parameters[joint.armature + i] / problem.timestep();
         const Vec3<T> r = tree.bodies[joint.child].r - problem.timestep() * load3(&problem.z[state_size * joint.child + 3]);
         const Vec3<T> x = weight * g.x, turn = weight * (problem.bodies[joint.child].pose.R * g.phi) + cross(r, x);
-        for (int a = 0; a < joint.free(); ++a) add3(sums[a].before, share[a] * x), add3(sums[a].before + 3, share[a] * turn);
+        for (int a = 0; a < joint.free(); ++a) {
+            add3(sums[a].before, share[a] * x);
+            add3(sums[a].before + 3, share[a] * turn);
+        }
     }
 
     // Limits, friction and drives: condensed, as in motion_rows.

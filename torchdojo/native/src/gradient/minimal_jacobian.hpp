@@ -47,7 +47,10 @@ public:
         gradient.load(steps, count, options, shared);
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const MinimalJob &job = jobs[std::min(lane, count - 1)];
-            for (int k = 0; k < mechanism.num_coordinates; ++k) set(product.q[k], lane, job.q[k]), set(product.qd[k], lane, job.qd[k]);
+            for (int k = 0; k < mechanism.num_coordinates; ++k) {
+                set(product.q[k], lane, job.q[k]);
+                set(product.qd[k], lane, job.qd[k]);
+            }
         }
         const Problem<T> &problem = gradient.stepper.problem;
         const T *solution = gradient.solution.data();
@@ -180,15 +183,19 @@ private:
 
     void add_velocities(const Target &target, const Gradient &g, int k) {
         const JointTable &joint = mechanism.joints[mechanism.tree[target.link].joint];
-        add(&right[6 * joint.child], k, g.v), add(&right[6 * joint.child + 3], k, g.omega_child);
+        add(&right[6 * joint.child], k, g.v);
+        add(&right[6 * joint.child + 3], k, g.omega_child);
         if (joint.parent == mechanism.num_bodies) return;
-        add(&right[6 * joint.parent], k, -g.v), add(&right[6 * joint.parent + 3], k, g.omega_parent);
+        add(&right[6 * joint.parent], k, -g.v);
+        add(&right[6 * joint.parent + 3], k, g.omega_parent);
     }
 
     void add_poses(const Target &target, const Gradient &g, int k) {
         const JointTable &joint = mechanism.joints[mechanism.tree[target.link].joint];
-        add(adjoint.gradient.x[joint.child], k, g.x), add(adjoint.gradient.phi[joint.child], k, g.phi_child);
-        add(adjoint.gradient.x[joint.parent], k, -g.x), add(adjoint.gradient.phi[joint.parent], k, g.phi_parent);
+        add(adjoint.gradient.x[joint.child], k, g.x);
+        add(adjoint.gradient.phi[joint.child], k, g.phi_child);
+        add(adjoint.gradient.x[joint.parent], k, -g.x);
+        add(adjoint.gradient.phi[joint.parent], k, g.phi_parent);
     }
 
     void store(const Target &target, double *out, double h, int lane) const {

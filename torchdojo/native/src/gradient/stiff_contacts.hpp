@@ -22,7 +22,8 @@ public:
 
     // Takes K of contacts that are pressed hard out of the problem, in the lanes in which they are. Bodies have been placed.
     void find(Problem<T> &problem) {
-        count = 0, needed[0] = needed[1] = Mask<T>{};
+        count = 0;
+        needed[0] = needed[1] = Mask<T>{};
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             ContactData<T> &data = problem.contacts[c];
@@ -31,10 +32,14 @@ public:
             const T gain = contact_gain(problem, contact, data, arm - p[parameter::radius] * load3(p + parameter::normal));
             const Mask<T> pressed = gain > broadcast<T>(constant::tree_gain);
             if (!any(pressed)) continue;
-            needed[0] |= pressed, needed[1] |= gain > broadcast<T>(constant::tree_gain_twice);
+            needed[0] |= pressed;
+            needed[1] |= gain > broadcast<T>(constant::tree_gain_twice);
             Stiff &entry = stiff[count++];
             entry.contact = c;
-            const auto take = [&](T &kept, T &value) { kept = select(pressed, value, T{}), value = select(pressed, T{}, value); };
+            const auto take = [&](T &kept, T &value) {
+                kept = select(pressed, value, T{});
+                value = select(pressed, T{}, value);
+            };
             take(entry.data.stiffness, data.stiffness);
             for (int i = 0; i < 2; ++i) take(entry.data.coupling[i], data.coupling[i]);
             for (int i = 0; i < 4; ++i) take(entry.data.compliance[i], data.compliance[i]);
@@ -53,7 +58,8 @@ public:
             for (size_t a = 0; a < entry.up->size(); ++a)
                 for (int i = 0; i < 3; ++i) {
                     const int offset = 6 * (*entry.up)[a];
-                    entry.J[3 * a + i] = dot6(C + 6 * i, N + offset), entry.G[3 * a + i] = dot6(wrench + 6 * i, n + offset);
+                    entry.J[3 * a + i] = dot6(C + 6 * i, N + offset);
+                    entry.G[3 * a + i] = dot6(wrench + 6 * i, n + offset);
                     entry.now[3 * a + i] = dot6(current + 6 * i, S + offset);
                 }
         }
@@ -97,7 +103,10 @@ public:
                     }
             }
             system.solve(rest.data());
-            for (size_t k = 0; k < rest.size(); ++k) rest[k] = select(mask, rest[k], T{}), y[k] += rest[k];
+            for (size_t k = 0; k < rest.size(); ++k) {
+                rest[k] = select(mask, rest[k], T{});
+                y[k] += rest[k];
+            }
             for (int k = 0; k < count; ++k) add_multipliers(stiff[k], rest.data());
         }
     }

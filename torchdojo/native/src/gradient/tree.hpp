@@ -33,8 +33,10 @@ struct Exponential {
         const Mask<T> small = squared < broadcast<T>(1e-8);  // the next terms of the series are below 1e-18
         const T angle = sqrt(select(small, broadcast<T>(1.0), squared)), half = 0.5 * angle, cube = angle * angle * angle;
         const T c = each_lane<T>([](double x) { return std::cos(x); }, half), s = each_lane<T>([](double x) { return std::sin(x); }, half);
-        cosine = select(small, 1.0 - squared / 8.0, c), sine = select(small, 0.5 - squared / 48.0, s / angle);
-        first = 2.0 * sine * sine, second = select(small, 1.0 / 6.0 - squared / 120.0, (angle - 2.0 * s * c) / cube);
+        cosine = select(small, 1.0 - squared / 8.0, c);
+        sine = select(small, 0.5 - squared / 48.0, s / angle);
+        first = 2.0 * sine * sine;
+        second = select(small, 1.0 / 6.0 - squared / 120.0, (angle - 2.0 * s * c) / cube);
     }
     TD_INLINE Quat<T> quaternion() const { return {cosine, sine * theta}; }
     TD_INLINE Vec3<T> right_jacobian(const Vec3<T> &v) const {
@@ -98,7 +100,8 @@ public:
             T *state = &z[state_size * i];
             store3(state, b.x);
             store3(state + 3, inverse * (b.x - a.x));
-            state[6] = b.q.w, store3(state + 7, b.q.v);
+            state[6] = b.q.w;
+            store3(state + 7, b.q.v);
             store3(state + 10, select(step.w < T{}, -2.0 * inverse, 2.0 * inverse) * step.v);
         }
     }
@@ -158,7 +161,8 @@ public:
             body = Body{pose.R, pose.R, pose.x - o, pose.x - o, Vec3<T>{}, Vec3<T>{}, broadcast<T>(1.0)};
             if (i == mechanism.num_bodies) continue;
             const T *state = &problem.z[state_size * i];
-            body.v = load3(state + 3), body.a = (0.5 * h) * load3(state + 10);
+            body.v = load3(state + 3);
+            body.a = (0.5 * h) * load3(state + 10);
             body.c = sqrt(1.0 - dot(body.a, body.a));
             body.arm_before = body.arm - h * body.v;
             body.turn_before = rotation_matrix(pose.q * Quat<T>{body.c, -body.a});
@@ -228,7 +232,8 @@ public:
             sum = sums[joint.parent];
             for (int k = link.coordinate; k < link.coordinate + joint.free(); ++k) {
                 const Motion &motion = motions[k];
-                sum.force = sum.force + dq[k] * motion.now.linear, sum.torque = sum.torque + dq[k] * motion.now.angular;
+                sum.force = sum.force + dq[k] * motion.now.linear;
+                sum.torque = sum.torque + dq[k] * motion.now.angular;
                 sum.push = sum.push + dq[k] * motion.change.linear + dqd[k] * motion.speed.linear;
                 sum.spin = sum.spin + dq[k] * motion.change.angular + dqd[k] * motion.speed.angular;
             }

@@ -64,7 +64,8 @@ public:
             const Vec3<T> linear = load3(g), angular = load3(g + 3);
             const Vec3<T> turn = body.next.R * (body.increment.w * angular - cross(body.increment.v, angular));
             T *b = tree->right(i);
-            store3(b, inverse_h * linear), store3(b + 3, inverse_h * (cross(tree->bodies[i].r_next, linear) + turn));
+            store3(b, inverse_h * linear);
+            store3(b + 3, inverse_h * (cross(tree->bodies[i].r_next, linear) + turn));
         }
     }
 
@@ -87,10 +88,16 @@ public:
             const JointTable &joint = mechanism.joints[cone.joint];
             const TwistRow<T> row = (cone.sign() * pressing[c]) * problem.cone_row(cone);
             T *child = tree->right(joint.child);
-            for (int k = 0; k < 3; ++k) child[k] -= row.linear[k], child[3 + k] -= row.child[k];
+            for (int k = 0; k < 3; ++k) {
+                child[k] -= row.linear[k];
+                child[3 + k] -= row.child[k];
+            }
             if (joint.parent == mechanism.num_bodies) continue;
             T *parent = tree->right(joint.parent);
-            for (int k = 0; k < 3; ++k) parent[k] += row.linear[k], parent[3 + k] -= row.parent[k];
+            for (int k = 0; k < 3; ++k) {
+                parent[k] += row.linear[k];
+                parent[3 + k] -= row.parent[k];
+            }
         }
     }
 
@@ -163,7 +170,8 @@ private:
             const BodyData<T> &body = problem.bodies[node->body];
             const Vec3<T> linear = load3(motion), angular = load3(motion + 3);
             T *to = x + mechanism.bodies[node->body].right;
-            store3(to, linear + cross(angular, tree->bodies[node->body].r)), store3(to + 3, transposed_times(body.pose.R, angular));
+            store3(to, linear + cross(angular, tree->bodies[node->body].r));
+            store3(to + 3, transposed_times(body.pose.R, angular));
         }
     }
 
@@ -177,7 +185,8 @@ private:
             const ContactTable &contact = mechanism.contacts[c];
             const ContactData<T> &data = problem.contacts[c];
             const T gain = contact_gain(problem, contact, data, data.lever);
-            needed[0] |= gain > broadcast<T>(constant::tree_gain), needed[1] |= gain > broadcast<T>(constant::tree_gain_twice);
+            needed[0] |= gain > broadcast<T>(constant::tree_gain);
+            needed[1] |= gain > broadcast<T>(constant::tree_gain_twice);
         }
     }
 
@@ -188,7 +197,8 @@ private:
         for (int i = 0; i < joint.held_t; ++i) shift = shift - g[i] * load3(node.axes + 3 * i);
         for (int i = 0; i < joint.held_r; ++i) turn = turn - g[joint.held_t + i] * load3(node.duals + 3 * i);
         T *c = &shifts[6 * node.joint];
-        store3(c, shift + cross(load3(node.anchor), turn)), store3(c + 3, turn);
+        store3(c, shift + cross(load3(node.anchor), turn));
+        store3(c + 3, turn);
     }
 
     template <int F>

@@ -19,12 +19,16 @@ struct SensedBody {
 
     void load(const T *state) {
         now.load_pose(state);
-        v = load3(state + 3), omega = load3(state + 10), spin = now.pose.R * omega;
+        v = load3(state + 3);
+        omega = load3(state + 10);
+        spin = now.pose.R * omega;
     }
     // touched: whether a contact is read, at the pose after the step.
     void load_after(const T *state, const T &inverse_h, bool touched) {
         if (touched) after.load_pose(state);
-        linear = inverse_h * (load3(state + 3) - v), alpha = inverse_h * (load3(state + 10) - omega), turning = now.pose.R * alpha;
+        linear = inverse_h * (load3(state + 3) - v);
+        alpha = inverse_h * (load3(state + 10) - omega);
+        turning = now.pose.R * alpha;
     }
     void clear() {
         by_v = by_spin = by_omega = by_linear = by_alpha = by_turning = by_turn = by_force = by_torque = Vec3<T>{};
@@ -35,9 +39,11 @@ struct SensedBody {
         const Mat3<T> &R = now.pose.R;
         by_turn = by_turn + cross(spin, by_spin) + cross(turning, by_turning);
         const Vec3<T> angular = inverse_h * (by_alpha + transposed_times(R, by_turning)), moved = inverse_h * by_linear;
-        by_now.v = by_now.v + by_v - moved, by_now.omega = by_now.omega + by_omega + transposed_times(R, by_spin) - angular;
+        by_now.v = by_now.v + by_v - moved;
+        by_now.omega = by_now.omega + by_omega + transposed_times(R, by_spin) - angular;
         by_now.phi = by_now.phi + transposed_times(R, by_turn);
-        by_after.v = by_after.v + moved, by_after.omega = by_after.omega + angular;
+        by_after.v = by_after.v + moved;
+        by_after.omega = by_after.omega + angular;
     }
 };
 
@@ -53,14 +59,17 @@ struct SensedFrame {
 
     void place(const SensedBody<T> &carrier, const Vec3<T> &gravity) {
         const Quat<double> orientation = load4(numbers + frame::orientation);
-        lever = carrier.now.pose.R * load3(numbers + frame::position), x = carrier.now.pose.x + lever;
+        lever = carrier.now.pose.R * load3(numbers + frame::position);
+        x = carrier.now.pose.x + lever;
         v = carrier.v + cross(carrier.spin, lever);
         acceleration = carrier.linear + cross(carrier.turning, lever) + cross(carrier.spin, cross(carrier.spin, lever)) - gravity;
         q = carrier.now.pose.q * orientation;
         const Mat3<double> turn = rotation_matrix(orientation);
         for (int k = 0; k < 3; ++k) {
             const Vec3<T> column = carrier.now.pose.R * turn.column(k);
-            R.m[k] = column.x, R.m[3 + k] = column.y, R.m[6 + k] = column.z;
+            R.m[k] = column.x;
+            R.m[3 + k] = column.y;
+            R.m[6 + k] = column.z;
         }
     }
     void clear() { by_x = by_v = by_spin = by_acceleration = by_turning = by_turn = Vec3<T>{}; }
@@ -68,7 +77,8 @@ struct SensedFrame {
         const Vec3<T> swing = cross(carrier.spin, lever), inward = cross(by_acceleration, carrier.spin);
         const Vec3<T> by_lever = by_x + cross(by_v, carrier.spin) + cross(by_acceleration, carrier.turning) + cross(inward, carrier.spin);
         carrier.by_now.x = carrier.by_now.x + by_x;
-        carrier.by_v = carrier.by_v + by_v, carrier.by_linear = carrier.by_linear + by_acceleration;
+        carrier.by_v = carrier.by_v + by_v;
+        carrier.by_linear = carrier.by_linear + by_acceleration;
         carrier.by_spin = carrier.by_spin + by_spin + cross(lever, by_v) + cross(swing, by_acceleration) + cross(lever, inward);
         carrier.by_turning = carrier.by_turning + by_turning + cross(lever, by_acceleration);
         carrier.by_turn = carrier.by_turn + by_turn + cross(lever, by_lever);
@@ -89,9 +99,12 @@ struct SensedContact {
         f(impulse, normal);
         const Vec3<T> t1 = load3(p + parameter::tangents), t2 = load3(p + parameter::tangents + 3);
         const int first = impulse + table->cone + 1;
-        if (table->is_pyramid())
+        if (table->is_pyramid()) {
             for (int i = 0; i < table->facets; ++i) f(first + i, table->direction_x(i) * t1 + table->direction_y(i) * t2);
-        else if (table->friction_size()) f(first, t1), f(first + 1, t2);
+        } else if (table->friction_size()) {
+            f(first, t1);
+            f(first + 1, t2);
+        }
     }
     void load(const T *parameters, const T *impulses, const SensedBody<T> &carrier, const T &inverse_period) {
         const T *p = parameters + table->parameters;
@@ -167,7 +180,8 @@ private:
                     second = (half[k] - start[k]) / safe;
             const T low = select(first < second, first, second), high = select(first < second, second, first);
             within = both(within, either(negate(flat), size_of(start[k]) <= broadcast<T>(half[k])));
-            enter = select(both(negate(flat), low > enter), low, enter), leave = select(both(negate(flat), high < leave), high, leave);
+            enter = select(both(negate(flat), low > enter), low, enter);
+            leave = select(both(negate(flat), high < leave), high, leave);
         }
         return both(within, both(enter <= leave, leave >= T{}));
     }

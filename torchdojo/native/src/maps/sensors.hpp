@@ -20,23 +20,31 @@ public:
         const auto *frame_rows = reinterpret_cast<const rows::SensedFrame *>(s.frame_table);
         for (int64_t i = 0; i < s.frames; ++i) {
             SensedFrame<T> site{};
-            site.body = frame_rows[i].body, site.shape = frame_rows[i].shape, site.numbers = s.frame_numbers + frame::size * i;
-            frames.push_back(site), used[site.body] = 1;
+            site.body = frame_rows[i].body;
+            site.shape = frame_rows[i].shape;
+            site.numbers = s.frame_numbers + frame::size * i;
+            frames.push_back(site);
+            used[site.body] = 1;
         }
         for (int64_t i = 0; i < s.sensors; ++i) {
             const rows::Sensor &row = sensors[i];
             if (row.joint >= 0) used[m.joints[row.joint].parent] = used[m.joints[row.joint].child] = 1;
             const bool carries = row.kind == senses::force || row.kind == senses::torque;
             for (int body = 0; row.subtree >= 0 && body < m.num_bodies; ++body)
-                if (below(row)[body]) used[body] = 1, carried[body] |= carries;
+                if (below(row)[body]) {
+                    used[body] = 1;
+                    carried[body] |= carries;
+                }
         }
         const auto *contact_rows = reinterpret_cast<const rows::SensedContact *>(s.contact_table);
         for (int64_t i = 0; i < s.contacts; ++i)
             for (const ContactTable &contact : m.contacts)
                 if (contact.number == contact_rows[i].number && used[contact.body]) {
                     SensedContact<T> sensed{};
-                    sensed.table = &contact, sensed.impulse = contact_rows[i].impulse;
-                    contacts.push_back(sensed), touched[contact.body] = 1;
+                    sensed.table = &contact;
+                    sensed.impulse = contact_rows[i].impulse;
+                    contacts.push_back(sensed);
+                    touched[contact.body] = 1;
                 }
         while (high > 0 && !used[high - 1]) --high;
         while (low < high && !used[low]) ++low;
@@ -106,8 +114,10 @@ private:
         for (SensedContact<T> &contact : contacts) {
             SensedBody<T> &body = bodies[contact.table->body];
             contact.load(parameters.data(), impulses.data(), body, inverse_period);
-            if (carried[contact.table->body])
-                body.force = body.force - contact.push, body.torque = body.torque - cross(contact.place, contact.push);
+            if (carried[contact.table->body]) {
+                body.force = body.force - contact.push;
+                body.torque = body.torque - cross(contact.place, contact.push);
+            }
         }
     }
 
@@ -140,30 +150,38 @@ private:
     int value(const rows::Sensor &row, T *y) {
         const SensedFrame<T> *site = row.frame < 0 ? nullptr : &frames[row.frame];
         const SensedFrame<T> *other = row.reference < 0 ? nullptr : &frames[row.reference];
-        const auto seen = [&](const SensedFrame<T> *from, const Vec3<T> &w) { store3(y, from ? transposed_times(from->R, w) : w); };
-        const auto spin = [&](const SensedFrame<T> *turning) { return bodies[turning->body].spin; };
+        const auto seen = [&](const SensedFrame<T> *from, const Vec3<T> &w) {
+            store3(y, from ? transposed_times(from->R, w) : w);
+            return 3;
+        };
+        const auto single = [&](const T &number) {
+            y[0] = number;
+            return 1;
+        };
         switch (row.kind) {
-            case senses::frame_position: return seen(other, other ? site->x - other->x : site->x), 3;
+            case senses::frame_position: return seen(other, other ? site->x - other->x : site->x);
             case senses::frame_quaternion: {
                 const Quat<T> q = other ? conjugate(other->q) * site->q : site->q;
-                return y[0] = q.w, store3(y + 1, q.v), 4;
+                y[0] = q.w;
+                store3(y + 1, q.v);
+                return 4;
             }
-            case senses::frame_x_axis: return seen(other, site->R.column(0)), 3;
-            case senses::frame_y_axis: return seen(other, site->R.column(1)), 3;
-            case senses::frame_z_axis: return seen(other, site->R.column(2)), 3;
+            case senses::frame_x_axis: return seen(other, site->R.column(0));
+            case senses::frame_y_axis: return seen(other, site->R.column(1));
+            case senses::frame_z_axis: return seen(other, site->R.column(2));
             case senses::frame_linear_velocity:
-                return seen(other, other ? site->v - other->v - cross(spin(other), site->x - other->x) : site->v), 3;
-            case senses::frame_angular_velocity: return seen(other, other ? spin(site) - spin(other) : spin(site)), 3;
-            case senses::frame_linear_acceleration: return seen(nullptr, site->acceleration), 3;
-            case senses::frame_angular_acceleration: return seen(nullptr, bodies[site->body].turning), 3;
-            case senses::gyro: return seen(site, spin(site)), 3;
-            case senses::velocimeter: return seen(site, site->v), 3;
-            case senses::accelerometer: return seen(site, site->acceleration), 3;
-            case senses::magnetometer: return seen(site, magnetic()), 3;
+                return seen(other, other ? site->v - other->v - cross(spin(other), site->x - other->x) : site->v);
+            case senses::frame_angular_velocity: return seen(other, other ? spin(site) - spin(other) : spin(site));
+            case senses::frame_linear_acceleration: return seen(nullptr, site->acceleration);
+            case senses::frame_angular_acceleration: return seen(nullptr, bodies[site->body].turning);
+            case senses::gyro: return seen(site, spin(site));
+            case senses::velocimeter: return seen(site, site->v);
+            case senses::accelerometer: return seen(site, site->acceleration);
+            case senses::magnetometer: return seen(site, magnetic());
             case senses::force:
             case senses::torque: {
                 const Load load = load_on(row, *site);
-                return seen(site, row.kind == senses::force ? load.force : load.torque), 3;
+                return seen(site, row.kind == senses::force ? load.force : load.torque);
             }
             case senses::touch:
                 y[0] = T{};
@@ -171,21 +189,21 @@ private:
                     y[0] += select(met, dot(contact.push, contact.normal), T{});
                 });
                 return 1;
-            case senses::joint_position: return y[0] = coordinate(row), 1;
-            case senses::joint_velocity: return y[0] = JointLine(*this, row).rate, 1;
+            case senses::joint_position: return single(coordinate(row));
+            case senses::joint_velocity: return single(JointLine(*this, row).rate);
             case senses::joint_limit_position:
             case senses::joint_limit_velocity: {
                 T weight[2];
                 const T by_rate = overrun(row, weight);
                 const bool rate = row.kind == senses::joint_limit_velocity;
-                return y[0] = rate ? by_rate * JointLine(*this, row).rate : weight[0] + weight[1], 1;
+                return single(rate ? by_rate * JointLine(*this, row).rate : weight[0] + weight[1]);
             }
             case senses::joint_limit_force:
                 y[0] = T{};
                 for (const int place : {row.first, row.second})
                     if (place >= 0) y[0] += inverse_period * impulses[place];
                 return 1;
-            default: return store3(y, subtree(row)), 3;
+            default: return seen(nullptr, subtree(row));
         }
     }
 
@@ -196,7 +214,10 @@ private:
     Load load_on(const rows::Sensor &row, const SensedFrame<T> &site) const {
         Load load{};
         for (int i = 0; i < mechanism.num_bodies; ++i)
-            if (below(row)[i]) load.force = load.force + bodies[i].force, load.about_origin = load.about_origin + bodies[i].torque;
+            if (below(row)[i]) {
+                load.force = load.force + bodies[i].force;
+                load.about_origin = load.about_origin + bodies[i].torque;
+            }
         load.torque = load.about_origin - cross(site.x, load.force);
         return load;
     }
@@ -228,7 +249,8 @@ private:
             gaps[side] = T{};
             if ((side ? row.second : row.first) <= 0) continue;
             const T bound = parameters[(side ? joint.upper : joint.lower) + row.coordinate], gap = side ? bound - q : q - bound;
-            gaps[side] = select(gap < T{}, gap, T{}), sign += select(gap < T{}, broadcast<T>(side ? -1.0 : 1.0), T{});
+            gaps[side] = select(gap < T{}, gap, T{});
+            sign += select(gap < T{}, broadcast<T>(side ? -1.0 : 1.0), T{});
         }
         return sign;
     }
@@ -247,7 +269,8 @@ private:
             const FreeAxes<T> axes(joint, sensors.parameters.data());
             line = parent.now.pose.R *
                    (translates ? axes.translation(row.coordinate) : axes.offset * axes.rotation(row.coordinate - joint.free_t()));
-            lever_child = child.now.pose.R * axes.child_anchor(), lever_parent = child.now.pose.x + lever_child - parent.now.pose.x;
+            lever_child = child.now.pose.R * axes.child_anchor();
+            lever_parent = child.now.pose.x + lever_child - parent.now.pose.x;
             w = translates ? child.v + cross(child.spin, lever_child) - parent.v - cross(parent.spin, lever_parent)
                            : child.spin - parent.spin;
             rate = dot(line, w);
@@ -256,13 +279,17 @@ private:
             const Vec3<T> G = weight * line;
             parent.by_turn = parent.by_turn + weight * cross(line, w);
             if (!translates) {
-                child.by_spin = child.by_spin + G, parent.by_spin = parent.by_spin - G;
+                child.by_spin = child.by_spin + G;
+                parent.by_spin = parent.by_spin - G;
                 return;
             }
             const Vec3<T> by_parent = cross(parent.spin, G), by_child = by_parent + cross(G, child.spin);  // gradients by the levers
-            child.by_v = child.by_v + G, parent.by_v = parent.by_v - G;
-            child.by_spin = child.by_spin + cross(lever_child, G), parent.by_spin = parent.by_spin - cross(lever_parent, G);
-            child.by_now.x = child.by_now.x + by_parent, parent.by_now.x = parent.by_now.x - by_parent;
+            child.by_v = child.by_v + G;
+            parent.by_v = parent.by_v - G;
+            child.by_spin = child.by_spin + cross(lever_child, G);
+            parent.by_spin = parent.by_spin - cross(lever_parent, G);
+            child.by_now.x = child.by_now.x + by_parent;
+            parent.by_now.x = parent.by_now.x - by_parent;
             child.by_turn = child.by_turn + cross(lever_child, by_child);
         }
     };
@@ -275,13 +302,19 @@ private:
             if (!below(row)[i]) continue;
             const SensedBody<T> &body = bodies[i];
             const T m = mass(i);
-            sum += m, center = center + m * body.now.pose.x, momentum = momentum + m * body.v;
+            sum += m;
+            center = center + m * body.now.pose.x;
+            momentum = momentum + m * body.v;
             if (row.kind == senses::subtree_angular_momentum)
                 angular = angular + body.now.pose.R * (inertia(i) * body.omega) + m * cross(body.now.pose.x, body.v);
         }
         const T inverse = inverse_of(sum);
         center = inverse * center;
-        if (total) *total = sum, *of_center = center, *of_momentum = momentum;
+        if (total) {
+            *total = sum;
+            *of_center = center;
+            *of_momentum = momentum;
+        }
         if (row.kind == senses::subtree_center) return center;
         if (row.kind == senses::subtree_linear_momentum) return momentum;
         if (row.kind == senses::subtree_linear_velocity) return inverse * momentum;
@@ -295,7 +328,8 @@ private:
         for (SensedBody<T> &b : bodies) b.clear();
         for (SensedFrame<T> &site : frames) site.clear();
         for (SensedContact<T> &contact : contacts) contact.by_place = contact.by_push = Vec3<T>{};
-        std::fill(by_impulses.begin(), by_impulses.end(), T{}), std::fill(by_wrench.begin(), by_wrench.end(), T{});
+        std::fill(by_impulses.begin(), by_impulses.end(), T{});
+        std::fill(by_wrench.begin(), by_wrench.end(), T{});
         for (int64_t i = 0; i < call.sensors; ++i) {
             const double *p = call.numbers + sensor::size * i;
             T g[4], y[4];
@@ -409,8 +443,10 @@ private:
                 site.by_v = site.by_v + G;
                 if (!other) return;
                 const Vec3<T> by_apart = cross(spin(other), G);
-                site.by_x = site.by_x + by_apart, other->by_x = other->by_x - by_apart;
-                other->by_v = other->by_v - G, other->by_spin = other->by_spin - cross(apart, G);
+                site.by_x = site.by_x + by_apart;
+                other->by_x = other->by_x - by_apart;
+                other->by_v = other->by_v - G;
+                other->by_spin = other->by_spin - cross(apart, G);
                 return;
             }
             case senses::frame_angular_velocity: {
@@ -429,7 +465,10 @@ private:
         const Vec3<T> by_force = turns ? cross(site.x, G) : G, by_torque = turns ? G : Vec3<T>{};
         if (turns) site.by_x = site.by_x + cross(G, load.force);
         for (int i = 0; i < mechanism.num_bodies; ++i)
-            if (below(row)[i]) bodies[i].by_force = bodies[i].by_force + by_force, bodies[i].by_torque = bodies[i].by_torque + by_torque;
+            if (below(row)[i]) {
+                bodies[i].by_force = bodies[i].by_force + by_force;
+                bodies[i].by_torque = bodies[i].by_torque + by_torque;
+            }
     }
 
     // Through `weigh`. The force is that without contacts.
@@ -440,10 +479,12 @@ private:
                       by_force = body.by_force + cross(body.by_torque, body.now.pose.x);
         const Vec3<T> by_couple = transposed_times(body.now.pose.R, body.by_torque), spun = J * body.omega;
         body.by_now.x = body.by_now.x + cross(force, body.by_torque);
-        body.by_linear = body.by_linear + mass(i) * by_force, body.by_alpha = body.by_alpha + transposed_times(J, by_couple);
+        body.by_linear = body.by_linear + mass(i) * by_force;
+        body.by_alpha = body.by_alpha + transposed_times(J, by_couple);
         body.by_omega = body.by_omega + cross(spun, by_couple) + transposed_times(J, cross(by_couple, body.omega));
         body.by_turn = body.by_turn + cross(body.now.pose.R * body.couple, body.by_torque);
-        store3(&by_wrench[6 * i], -by_force), store3(&by_wrench[6 * i + 3], -by_couple);
+        store3(&by_wrench[6 * i], -by_force);
+        store3(&by_wrench[6 * i + 3], -by_couple);
     }
 
     void add_coordinate(const rows::Sensor &row, const T &weight) {
@@ -460,19 +501,26 @@ private:
         const T inverse = inverse_of(total);
         const bool angular = row.kind == senses::subtree_angular_momentum;
         Vec3<T> by_center{}, by_momentum{};
-        if (angular) by_center = -cross(momentum, g), by_momentum = -cross(g, center);
-        else if (row.kind == senses::subtree_center) by_center = g;
-        else by_momentum = row.kind == senses::subtree_linear_momentum ? g : inverse * g;
+        if (angular) {
+            by_center = -cross(momentum, g);
+            by_momentum = -cross(g, center);
+        } else if (row.kind == senses::subtree_center) {
+            by_center = g;
+        } else {
+            by_momentum = row.kind == senses::subtree_linear_momentum ? g : inverse * g;
+        }
         for (int i = 0; i < mechanism.num_bodies; ++i) {
             if (!below(row)[i]) continue;
             SensedBody<T> &body = bodies[i];
             const T m = mass(i);
-            body.by_now.x = body.by_now.x + (m * inverse) * by_center, body.by_v = body.by_v + m * by_momentum;
+            body.by_now.x = body.by_now.x + (m * inverse) * by_center;
+            body.by_v = body.by_v + m * by_momentum;
             if (!angular) continue;
             const Mat3<T> J = inertia(i);
             body.by_omega = body.by_omega + transposed_times(J, transposed_times(body.now.pose.R, g));
             body.by_turn = body.by_turn + cross(body.now.pose.R * (J * body.omega), g);
-            body.by_now.x = body.by_now.x + m * cross(body.v, g), body.by_v = body.by_v + m * cross(g, body.now.pose.x);
+            body.by_now.x = body.by_now.x + m * cross(body.v, g);
+            body.by_v = body.by_v + m * cross(g, body.now.pose.x);
         }
     }
 };

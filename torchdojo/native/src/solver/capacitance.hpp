@@ -32,13 +32,20 @@ public:
     bool take(const Refinement<T> &refinement, Problem<T> &problem) {
         refinement.each_pressed(problem, [&](int32_t offset, const T *) {
             for (int c = 0; c < mechanism.num_contacts; ++c)
-                if (mechanism.bodies[mechanism.contacts[c].body].diagonal == offset) contacts.push_back(c), size += rows(c);
+                if (mechanism.bodies[mechanism.contacts[c].body].diagonal == offset) {
+                    contacts.push_back(c);
+                    size += rows(c);
+                }
         });
-        if (size * mechanism.schedule.num_rows > most_work * mechanism.schedule.num_values) return contacts.clear(), size = 0, false;
+        if (size * mechanism.schedule.num_rows > most_work * mechanism.schedule.num_values) {
+            clear();
+            return false;
+        }
         refinement.each_pressed(problem, [&](int32_t offset, const T *before) { std::copy_n(before, 36, &problem.values[offset]); });
         spread.resize(size_t(size) * mechanism.schedule.num_rows);
         matrix.resize(size_t(size) * size);
-        scale.resize(size), order.resize(size);
+        scale.resize(size);
+        order.resize(size);
         return true;
     }
 
@@ -100,7 +107,8 @@ public:
             for (int j = 0; j < size; ++j)
                 for (int r = 0; r < n; ++r) sum[r] -= w[r * size + j] * nu[j];
             for (int r = 0; r < n; ++r) x[r] = sum[r];
-            x += n, w += n * size;
+            x += n;
+            w += n * size;
         };
         int k = 0;
         for (; k + rows <= num_rows; k += rows) subtract(ldu::Size<rows>{});

@@ -140,12 +140,16 @@ struct Cones : ConeState<T> {
     // Largest deviation of the products from `target` e, and the sum of all products, which is not finite if one product is not.
     T violation(const T *w, const T &target, T &sum) const {
         T worst{};
-        auto add = [&](const T &gap) { worst = max(worst, abs(gap)), sum += gap; };
+        auto add = [&](const T &gap) {
+            worst = max(worst, abs(gap));
+            sum += gap;
+        };
         for (const auto &[impulse, slack] : pairs) add(w[impulse] * w[slack] - target);
         for (const auto &[impulse, slack, c] : discs) {
             Vec3<T> p = cone_product(load3(w + impulse), load3(w + slack));
             p.x -= target;
-            worst = max(worst, max(abs(p.x), max(abs(p.y), abs(p.z)))), sum += p.x + p.y + p.z;
+            worst = max(worst, max(abs(p.x), max(abs(p.y), abs(p.z))));
+            sum += p.x + p.y + p.z;
         }
         return worst;
     }

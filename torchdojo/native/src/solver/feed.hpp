@@ -35,7 +35,10 @@ template <class Feed, class Phase, int count>
 bool lanes_wait(const Feed &feed, const Phase (&phase)[count], Phase done, int &waits) {
     if (!is_patient(feed, 0)) return false;
     int ready = 0, at_work = 0;
-    for (int lane = 0; lane < count; ++lane) ready += phase[lane] == done, at_work += phase[lane] > done;
+    for (int lane = 0; lane < count; ++lane) {
+        ready += phase[lane] == done;
+        at_work += phase[lane] > done;
+    }
     const bool waiting = ready < at_work && waits < 2;
     waits = waiting ? waits + 1 : 0;
     return waiting;

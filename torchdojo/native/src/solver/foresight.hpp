@@ -63,17 +63,28 @@ public:
         T turn{}, way{}, speed{}, moved{}, pressed{}, pressing{};
         for (int i = 0; i < mechanism.num_bodies; ++i) {
             const Vec3<T> v = load3(direction + 6 * i), omega = load3(direction + 6 * i + 3), spin = load3(w + 6 * i + 3);
-            way = max(way, dot(v, v)), turn = max(turn, dot(omega, omega)), speed = max(speed, dot(spin, spin));
+            way = max(way, dot(v, v));
+            turn = max(turn, dot(omega, omega));
+            speed = max(speed, dot(spin, spin));
         }
         const auto move = [&](int place) { moved += abs(newton[place] - w[place]); };
-        for (const auto &[impulse, slack] : cones.pairs) move(impulse), move(slack);
-        for (const auto &[impulse, slack, c] : cones.discs) move(impulse + 1), move(impulse + 2), move(slack + 1), move(slack + 2);
+        for (const auto &[impulse, slack] : cones.pairs) {
+            move(impulse);
+            move(slack);
+        }
+        for (const auto &[impulse, slack, c] : cones.discs) {
+            move(impulse + 1);
+            move(impulse + 2);
+            move(slack + 1);
+            move(slack + 2);
+        }
         for (const ContactTable &contact : mechanism.contacts)
             for (int k = 0; k < contact.size(); ++k) {
                 pressed += abs(w[contact.impulse + k]);
                 pressing += abs(direction[contact.impulse + k]);
             }
-        turn = h * sqrt(turn), way = h * sqrt(way);
+        turn = h * sqrt(turn);
+        way = h * sqrt(way);
         const T displaced = 4.0 * turn * (way + (1.0 + reach) * turn);
         T sum = displaced * (1.0 + damping + inverse_h * armature) + (2.0 * inverse_h * inertia) * (turn * turn);
         if (has_rates) sum += inverse_h * displaced + (2.0 * reach) * sqrt(speed) * (turn * turn);

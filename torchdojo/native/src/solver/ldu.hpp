@@ -78,7 +78,8 @@ private:
             touch(step.diagonal, step.size * step.size);
             for (int j = 0; j < step.num_links; ++j) {
                 const Link &link = step.links[j];
-                touch(link.upper, step.size * link.size), touch(link.lower, link.size * step.size);
+                touch(link.upper, step.size * link.size);
+                touch(link.lower, link.size * step.size);
                 for (int k = 0; k < step.num_links; ++k) touch(step.targets[j * step.num_links + k], link.size * step.links[k].size);
             }
         }
@@ -401,9 +402,7 @@ template <int N, class T, class R>
 TD_INLINE void substitute(const Schedule::Step &step, const T *values, R *x) {
     R *x_node = x + step.row;
     divide<N, N ? 1 : 0>(values + step.diagonal, x_node, step.size, 1);
-    for (const Schedule::Link link : step) {
-        subtract_product<N>(x + link.row, values + link.lower, x_node, link.size, step.size);
-    }
+    for (const Schedule::Link link : step) subtract_product<N>(x + link.row, values + link.lower, x_node, link.size, step.size);
 }
 
 // Second half, all nodes.
@@ -454,9 +453,8 @@ void ldu_solve_transposed(const Schedule &schedule, const T *values, R *x, bool 
         ldu::with_size(step->size, [&](auto size) {
             constexpr int N = decltype(size)::value;
             R *x_node = x + step->row;
-            for (const Schedule::Link link : *step) {
+            for (const Schedule::Link link : *step)
                 ldu::subtract_product_transposed<N>(x_node, values + link.lower, x + link.row, link.size, step->size);
-            }
             ldu::divide_transposed<N>(values + step->diagonal, x_node, step->size);
         });
     }
@@ -470,9 +468,8 @@ void ldu_subtract_transposed_product(const Schedule &schedule, const T *values, 
         ldu::with_size(step.size, [&](auto size) {
             constexpr int N = decltype(size)::value;
             ldu::subtract_product_transposed<N>(y + step.row, values + step.diagonal, x_node, step.size, step.size);
-            for (const Schedule::Link link : step) {
+            for (const Schedule::Link link : step)
                 ldu::subtract_product_transposed<N>(y + step.row, values + link.lower, x + link.row, link.size, step.size);
-            }
         });
         for (const Schedule::Link link : step) {
             ldu::with_size(link.size, [&](auto size) {

@@ -37,7 +37,8 @@ public:
     static void open(const MechanismTable &m, const ContactTable &contact, const Mask<T> &mask, T *w, T *give) {
         const T one = broadcast<T>(1.0), vanishing = broadcast<T>(constant::vanishing);
         auto put = [&](int impulse, int slack, const T &new_impulse, const T &new_slack) {
-            w[impulse] = select(mask, new_impulse, w[impulse]), w[slack] = select(mask, new_slack, w[slack]);
+            w[impulse] = select(mask, new_impulse, w[impulse]);
+            w[slack] = select(mask, new_slack, w[slack]);
             give[impulse] = select(mask, T{}, give[impulse]);
         };
         auto release = [&](const ContactTable &friction) {

@@ -129,7 +129,9 @@ struct Problem {
         // d/dω (c Jω + a × Jω) = c J − (h/2) Jω aᵀ/c + [a]× J − (h/2) [Jω]×
         for (int k = 0; k < 3; ++k) {
             const Vec3<T> column = c * J.column(k) + cross(a, J.column(k)) - ((0.5 * h) * inverse * a[k]) * spin;
-            D[21 + k] = column.x, D[27 + k] = column.y, D[33 + k] = column.z;
+            D[21 + k] = column.x;
+            D[27 + k] = column.y;
+            D[33 + k] = column.z;
         }
         const Vec3<T> half = (0.5 * h) * spin;
         add_skew(D + 21, 6, -half);

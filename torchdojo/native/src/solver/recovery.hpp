@@ -27,7 +27,9 @@ public:
         scratch_z.resize(state_size * m.num_bodies);
         scratch_impulses.resize(m.num_impulses);
         scratch_w.resize(m.num_unknowns);
-        again_z = scratch_z, again_impulses = scratch_impulses, again_w = scratch_w;
+        again_z = scratch_z;
+        again_impulses = scratch_impulses;
+        again_w = scratch_w;
         is_product.assign(m.num_unknowns, 0);
         for (const auto &[impulse, slack] : stepper.cones.pairs) is_product[slack] = 1;
         for (const auto &[impulse, slack, c] : stepper.cones.discs) std::fill_n(&is_product[slack], 3, 1);
@@ -54,8 +56,12 @@ public:
         Options unbounded = options;
         unbounded.max_total_iterations = 0;
         Job again = job;
-        again.z_next = again_z.data(), again.impulses = again_impulses.data(), again.w = again_w.data();
-        again.status = &again_status, again.iterations = &again_iterations, again.substeps = &again_substeps;
+        again.z_next = again_z.data();
+        again.impulses = again_impulses.data();
+        again.w = again_w.data();
+        again.status = &again_status;
+        again.iterations = &again_iterations;
+        again.substeps = &again_substeps;
         if (!solve(again, unbounded, shared, depth)) return nullptr;
         if (again_substeps > 1) return &halves(depth);
         // Lanes round otherwise than one environment, so an attempt that failed there may succeed here by a hair.
@@ -97,8 +103,13 @@ private:
         same.spent += *job.iterations;
         same.warm = from;
         same.w = scratch_w.data();
-        if (!keep) same.z_next = scratch_z.data(), same.impulses = scratch_impulses.data();
-        same.status = &status, same.iterations = &iterations, same.substeps = &substeps;
+        if (!keep) {
+            same.z_next = scratch_z.data();
+            same.impulses = scratch_impulses.data();
+        }
+        same.status = &status;
+        same.iterations = &iterations;
+        same.substeps = &substeps;
         SingleJob feed{&same};
         stepper.run(feed, follow_options, shared);
         *job.iterations += iterations;
@@ -169,7 +180,10 @@ private:
         solve_linear(w.data(), rate.data(), -std::exp(tau), slope.data());
         std::fill(metric.begin(), metric.end(), 0.0);
         std::fill_n(metric.begin(), 6 * mechanism.num_bodies, 1.0);
-        for (const auto &[impulse, slack] : stepper.cones.pairs) metric[impulse] = 1.0 / w[impulse], metric[slack] = 1.0 / w[slack];
+        for (const auto &[impulse, slack] : stepper.cones.pairs) {
+            metric[impulse] = 1.0 / w[impulse];
+            metric[slack] = 1.0 / w[slack];
+        }
         for (const auto &[impulse, slack, c] : stepper.cones.discs)
             for (const int place : {impulse, slack}) std::fill_n(&metric[place], 3, 1.0 / w[place]);
         double size = 1.0, along = dtau;
@@ -216,7 +230,10 @@ private:
             const double kappa = std::exp(tau_trial);
             double equality = 0.0, products = 0.0;
             bool sound = true;
-            for (size_t k = 0; k < n; ++k) residual[k] -= kappa * rate[k], sound = sound && std::isfinite(residual[k]);
+            for (size_t k = 0; k < n; ++k) {
+                residual[k] -= kappa * rate[k];
+                sound = sound && std::isfinite(residual[k]);
+            }
             for (size_t k = 0; k < n; ++k) {
                 double &worst = is_product[k] ? products : equality;
                 worst = std::max(worst, std::fabs(residual[k]));

@@ -99,7 +99,10 @@ private:
     template <class F>
     void each_changed(F &&f, std::vector<T> &values) {
         T *kept = before.data();
-        for (const Schedule::Range &range : changed) f(&values[range.offset], kept, range.count), kept += range.count;
+        for (const Schedule::Range &range : changed) {
+            f(&values[range.offset], kept, range.count);
+            kept += range.count;
+        }
     }
 };
 

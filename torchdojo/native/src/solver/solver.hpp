@@ -36,7 +36,10 @@ public:
         expect(feed, phase, finished);
         for (int lane = 0; lane < lanes<T>; ++lane) take(feed, lane);
         place(feed);
-        while (any_active()) tick(feed), place(feed);
+        while (any_active()) {
+            tick(feed);
+            place(feed);
+        }
     }
 
     void bind(const Options &options, const double *shared) {
@@ -150,7 +153,8 @@ private:
     void begin(int lane) {
         const double *start = jobs[lane].warm;
         phase[lane] = evaluate;
-        iteration[lane] = 0, polished[lane] = false;
+        iteration[lane] = 0;
+        polished[lane] = false;
         stuck[lane] = false;
         if (!start || !interior(start)) return begin_lowered(lane, false);
         attempt[lane] = options.interior ? warm_interior : warm;
@@ -170,14 +174,16 @@ private:
         if (options.interior) return begin_cold(lane);
         phase[lane] = evaluate;
         attempt[lane] = lowered;
-        iteration[lane] = 0, polished[lane] = false;
+        iteration[lane] = 0;
+        polished[lane] = false;
         const double path_level = jobs[lane].rescue ? constant::rescue_level : constant::path_level;
         const double first = fading_level(problem, lane, path_level, options.kappa);
         if (from_warm) {
             put_lane(trial.data(), lane, jobs[lane].warm, mechanism.num_unknowns);
             lift(lane, first);
         } else {
-            from_zero(lane, first), set(path_kappa, lane, first);
+            from_zero(lane, first);
+            set(path_kappa, lane, first);
         }
     }
 
@@ -208,7 +214,8 @@ private:
     __attribute__((noinline, cold)) void begin_cold(int lane) {
         phase[lane] = evaluate;
         attempt[lane] = cold;
-        iteration[lane] = 0, polished[lane] = false;
+        iteration[lane] = 0;
+        polished[lane] = false;
         stuck[lane] = false;
         from_zero(lane, start_level(problem, lane, constant::start_level, options.kappa));
     }
@@ -261,8 +268,12 @@ private:
     }
 
     void prepare() {
-        prepare_step(problem, !on_tree), rounding.prepare(problem, options.residual_tol);
-        if (on_tree) tree.prepare(problem), foresight.prepare(problem);
+        prepare_step(problem, !on_tree);
+        rounding.prepare(problem, options.residual_tol);
+        if (on_tree) {
+            tree.prepare(problem);
+            foresight.prepare(problem);
+        }
         loaded = false;
     }
 
@@ -280,7 +291,10 @@ private:
         sure = select_mask(bound <= broadcast<T>(constant::sure * options.residual_tol), sure, Mask<T>{});
         if (!any(sure)) return;
         T poses{};
-        for (int i = 0; i < mechanism.num_bodies; ++i) problem.place_body(i, trial.data()), poses += problem.bodies[i].increment.w;
+        for (int i = 0; i < mechanism.num_bodies; ++i) {
+            problem.place_body(i, trial.data());
+            poses += problem.bodies[i].increment.w;
+        }
         for (int lane = 0; lane < lanes<T>; ++lane)
             if (get_mask(sure, lane) && std::isfinite(get(poses, lane))) finish(feed, lane);
         take_next(feed);
@@ -316,16 +330,24 @@ private:
         // lane may depend on whether others want derivatives, so only residuals clearly below the tolerance count as converged here.
         bool derived = !all_nearly_there();
         if (!derived) {
-            if (on_tree) tree.place(problem, trial.data()), tree.template linearize<false>(problem, trial.data());
-            else linearize_step<false, false>(problem, trial.data());
+            if (on_tree) {
+                tree.place(problem, trial.data());
+                tree.template linearize<false>(problem, trial.data());
+            } else {
+                linearize_step<false, false>(problem, trial.data());
+            }
             measure();
             for (int lane = 0; lane < lanes<T>; ++lane)
                 derived |= phase[lane] > finished && !converged(lane, constant::clearly * options.residual_tol);
         }
         if (derived) {
             cones.condense(problem, trial.data(), inside);
-            if (on_tree) tree.place(problem, trial.data()), tree.template linearize<true>(problem, trial.data());
-            else linearize_step(problem, trial.data());
+            if (on_tree) {
+                tree.place(problem, trial.data());
+                tree.template linearize<true>(problem, trial.data());
+            } else {
+                linearize_step(problem, trial.data());
+            }
             measure();
         }
 

@@ -81,7 +81,8 @@ public:
         for (int i = 0; i < mechanism.num_bodies; ++i) {
             if (next_frames) {
                 BodyData<T> &body = problem.bodies[i];
-                problem.place_body(i, w), body.next.R = rotation_matrix(body.next.q);
+                problem.place_body(i, w);
+                body.next.R = rotation_matrix(body.next.q);
             } else {
                 problem.template linearize_body<false>(i, w);
             }
@@ -123,7 +124,8 @@ public:
     }
     // Adds the force of a contact to the right-hand side.
     TD_INLINE void press(const ContactTable &contact, int c, const Vec3<T> &force) {
-        add3(&pressed[6 * contact.body], force), add3(&pressed[6 * contact.body + 3], cross(contacts[c].lever, force));
+        add3(&pressed[6 * contact.body], force);
+        add3(&pressed[6 * contact.body + 3], cross(contacts[c].lever, force));
     }
 
     // Sets right-hand sides of the bodies from those in x, which has the places of the condensed matrix.
@@ -182,11 +184,26 @@ private:
         }
         void bind(T *&place) {
             if (joint < 0) return;
-            const auto take = [&](T *&to, int count) { to = place, place += count; };
-            take(n, 6 * free), take(N, 6 * free), take(AN, 6 * free), take(m, 6 * free), take(pivot, free * free), take(e, free),
-                take(c, 6);
-            take(wrench, 6 * rows), take(row, 6 * rows), take(drift, two_sided ? 6 * rows : 0);
-            take(share, free * rows), take(along, rows * free), take(axes, 9), take(turns, 9), take(duals, 9), take(anchor, 3);
+            const auto take = [&](T *&to, int count) {
+                to = place;
+                place += count;
+            };
+            take(n, 6 * free);
+            take(N, 6 * free);
+            take(AN, 6 * free);
+            take(m, 6 * free);
+            take(pivot, free * free);
+            take(e, free);
+            take(c, 6);
+            take(wrench, 6 * rows);
+            take(row, 6 * rows);
+            take(drift, two_sided ? 6 * rows : 0);
+            take(share, free * rows);
+            take(along, rows * free);
+            take(axes, 9);
+            take(turns, 9);
+            take(duals, 9);
+            take(anchor, 3);
         }
     };
 
@@ -222,12 +239,17 @@ private:
             const JointTable &joint = mechanism.joints[j];
             if (!joint.size) continue;  // six free directions on which nothing acts
             Node &node = unordered[joint.child];
-            node.joint = j, node.free = joint.free(), node.rows = joint.size - joint.held();
+            node.joint = j;
+            node.free = joint.free();
+            node.rows = joint.size - joint.held();
             node.parent = joint.parent < count ? joint.parent : -1;
             node.two_sided = joint.has_damper && node.parent >= 0;
         }
         for (Node &node : unordered)
-            for (int body = node.body; unordered[body].parent >= 0; node.root = body) body = unordered[body].parent, ++depth[node.body];
+            for (int body = node.body; unordered[body].parent >= 0; node.root = body) {
+                body = unordered[body].parent;
+                ++depth[node.body];
+            }
         std::vector<int> places(count);
         for (int i = 0; i < count; ++i) places[i] = i;
         std::stable_sort(places.begin(), places.end(), [&](int a, int b) { return depth[a] > depth[b]; });
@@ -267,12 +289,16 @@ private:
         joints[node.joint].prepare(problem, joint, data, frame);
         store3(node.anchor, frame.anchor);
         for (int i = 0; i < joint.held_t; ++i) store3(node.axes + 3 * i, frame.R * load3(p + parameter::translations + 3 * i));
-        for (int i = 0; i < joint.held_r; ++i) store3(node.turns + 3 * i, frame.held[i]), store3(node.duals + 3 * i, frame.duals[i]);
+        for (int i = 0; i < joint.held_r; ++i) {
+            store3(node.turns + 3 * i, frame.held[i]);
+            store3(node.duals + 3 * i, frame.duals[i]);
+        }
         for (int k = 0; k < node.rows; ++k) {
             T *wrench = node.wrench + 6 * k;
             if (k < joint.free_t()) {
                 const Vec3<T> force = frame.R * load3(p + parameter::translations + 3 * (joint.held_t + k));
-                store3(wrench, force), store3(wrench + 3, cross(frame.anchor, force));
+                store3(wrench, force);
+                store3(wrench + 3, cross(frame.anchor, force));
             } else {
                 const int turn = k - joint.free_t(), extra = k - joint.free();
                 store3(wrench, Vec3<T>{});
@@ -305,9 +331,11 @@ private:
             else torque = torque + impulse * load3(node.wrench + 6 * k + 3);
         }
         torque = torque + cross(load3(node.anchor), force);
-        add3(&reactions[6 * node.body], force), add3(&reactions[6 * node.body + 3], torque);
+        add3(&reactions[6 * node.body], force);
+        add3(&reactions[6 * node.body + 3], torque);
         if (node.parent < 0) return;
-        add3(&reactions[6 * node.parent], -force), add3(&reactions[6 * node.parent + 3], -torque);
+        add3(&reactions[6 * node.parent], -force);
+        add3(&reactions[6 * node.parent + 3], -torque);
     }
 
     template <bool derived>
@@ -323,13 +351,18 @@ private:
         frame.set(&problem.parameters[joint.parameters], joint, node.N);
         if (next_frames) next_frames[node.joint] = frame;
         for (int k = 0; k < node.rows; ++k) {
-            store3(node.row + 6 * k, rows[k].linear), store3(node.row + 6 * k + 3, rows[k].child);
-            if (node.two_sided) store3(node.drift + 6 * k, Vec3<T>{}), store3(node.drift + 6 * k + 3, rows[k].child + rows[k].parent);
+            store3(node.row + 6 * k, rows[k].linear);
+            store3(node.row + 6 * k + 3, rows[k].child);
+            if (node.two_sided) {
+                store3(node.drift + 6 * k, Vec3<T>{});
+                store3(node.drift + 6 * k + 3, rows[k].child + rows[k].parent);
+            }
         }
         Vec3<T> shift{}, turn{};
         for (int i = 0; i < joint.held_t; ++i) shift = shift - problem.residual[joint.row + i] * joints[node.joint].slide[i];
         for (int i = 0; i < joint.held_r; ++i) turn = turn - problem.residual[joint.row + joint.held_t + i] * frame.duals[i];
-        store3(node.c, problem.bodies[joint.parent].next.R * shift + cross(frame.anchor, turn)), store3(node.c + 3, turn);
+        store3(node.c, problem.bodies[joint.parent].next.R * shift + cross(frame.anchor, turn));
+        store3(node.c + 3, turn);
     }
 
     template <int F>
@@ -364,7 +397,9 @@ private:
                     for (int c = 0; c < 6; ++c) m[6 * i + c] += node.share[i * node.rows + k] * node.drift[6 * k + c];
             ldu::factor<F>(pivot, F);
             ldu::divide<F, 6>(pivot, m, F, 6);
-            std::copy_n(AN, 6 * F, node.AN), std::copy_n(m, 6 * F, node.m), std::copy_n(pivot, F * F, node.pivot);
+            std::copy_n(AN, 6 * F, node.AN);
+            std::copy_n(m, 6 * F, node.m);
+            std::copy_n(pivot, F * F, node.pivot);
             if (!to) return;
             for (int r = 0; r < 6; ++r)
                 for (int c = 0; c < 6; ++c) {
