@@ -172,6 +172,9 @@ private:
 
     bool is_empty(const double *p, const Slot &slot) const { return p[slot.term] < 0 && !is_broken(p, slot); }
 
+    std::vector<int32_t> keep_contacts(Tables &m, const std::vector<char> &leaves, const std::vector<int32_t> &w,
+                                       const std::vector<int32_t> &p) const;
+
     // The places of a vector's numbers in the part, −1 where the part lacks the number, and the count of its numbers.
     std::vector<int32_t> places(Vector v, const std::vector<int32_t> &kept, const std::vector<int32_t> &order, int32_t size,
                                 int32_t &count) const {
@@ -225,22 +228,62 @@ inline std::vector<int32_t> reduced_schedule(const Schedule &whole, std::vector<
     return table;
 }
 
-inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
-    Tables m = whole;
-    m.polytope_numbers.clear();
-    m.polytopes.clear();  // pairs point to the polytopes of the whole
-    std::vector<int32_t> order, contact_of(whole.num_contacts, -1);
-    std::vector<char> leaves(whole.num_contacts);
-    for (size_t g = 0; g < groups.size(); ++g) {
-        order.insert(order.end(), groups[g].begin(), groups[g].end());
-        for (size_t k = kept[g]; k < groups[g].size(); ++k) leaves[slots[groups[g][k]].contact] = 1;
-    }
-    const std::vector<int32_t> w = places(unknowns, kept, order, whole.num_unknowns, m.num_unknowns);
-    const std::vector<int32_t> p = places(parameters, kept, order, whole.num_parameters + whole.num_samples, m.num_parameters);
-    m.num_parameters -= m.num_samples;
-    const std::vector<int32_t> out = places(impulses, kept, order, whole.num_impulses, m.num_impulses);
-    const auto move = [](const std::vector<int32_t> &to, auto &...fields) { ((fields = fields < 0 ? fields : to[fields]), ...); };
+// Fields with places in the whole become places in the part; −1 stays.
+template <class... Fields>
+void move_places(const std::vector<int32_t> &to, Fields &...fields) {
+    ((fields = fields < 0 ? fields : to[fields]), ...);
+}
 
+// Moves the places of unknowns (w) and of parameters (p) in the tables of all elements but contacts, whose new numbers `contact_of` has.
+inline void move_elements(Tables &m, const std::vector<int32_t> &w, const std::vector<int32_t> &p, const std::vector<int32_t> &contact_of) {
+    for (JointTable &joint : m.joints) {
+        move_places(w, joint.row);
+        move_places(p, joint.parameters, joint.armature, joint.stiffness, joint.lower, joint.upper);
+    }
+    for (JointConeTable &cone : m.joint_cones) {
+        move_places(w, cone.impulse, cone.slack);
+        move_places(p, cone.parameter, cone.fastest);
+    }
+    for (CoupleTable &couple : m.couples) {
+        move_places(w, couple.friction.impulse, couple.friction.slack);
+        move_places(p, couple.parameter);
+        move_places(contact_of, couple.contact);
+    }
+    for (CouplingTable &coupling : m.couplings) {
+        move_places(w, coupling.row);
+        move_places(p, coupling.parameters);
+    }
+    for (CouplingEndTable &end : m.coupling_ends) move_places(p, end.coefficient);
+}
+
+// Moves the blocks of the matrix, and returns the schedule of the part.
+inline std::vector<int32_t> move_blocks(Tables &m, const MechanismTable &whole) {
+    std::vector<char> present(whole.schedule.num_values);
+    const auto mark = [&](auto... offsets) { ((offsets < 0 ? void() : void(present[offsets] = 1)), ...); };
+    for (const JointTable &joint : m.joints) mark(joint.child_joint, joint.joint_child, joint.parent_joint, joint.joint_parent);
+    for (const PairTable &pair : m.pairs) mark(pair.body_other, pair.other_body);
+    for (const CouplingEndTable &end : m.coupling_ends)
+        for (int k = 0; k < 2; ++k) mark(end.body_coupling[k], end.coupling_body[k]);
+    std::vector<int32_t> place;
+    std::vector<int32_t> schedule = reduced_schedule(whole.schedule, present, place);
+    for (BodyTable &body : m.bodies) move_places(place, body.diagonal);
+    for (JointTable &joint : m.joints)
+        move_places(place, joint.diagonal, joint.child_joint, joint.joint_child, joint.parent_joint, joint.joint_parent);
+    for (PairTable &pair : m.pairs) move_places(place, pair.body_other, pair.other_body);
+    for (CouplingTable &coupling : m.couplings) move_places(place, coupling.diagonal);
+    for (CouplingEndTable &end : m.coupling_ends)
+        for (int k = 0; k < 2; ++k) move_places(place, end.body_coupling[k], end.coupling_body[k]);
+    m.fill.clear();
+    for (const Fill &block : whole.fill)
+        if (place[block.offset] >= 0) m.fill.push_back({place[block.offset], block.count});
+    m.num_fill = int32_t(m.fill.size());
+    return schedule;
+}
+
+// Keeps the contacts of the part, with their pairs. Returns their numbers there, −1 of contacts that `leaves` marks.
+inline std::vector<int32_t> Slots::keep_contacts(Tables &m, const std::vector<char> &leaves, const std::vector<int32_t> &w,
+                                                 const std::vector<int32_t> &p) const {
+    std::vector<int32_t> contact_of(whole.num_contacts, -1);
     m.contacts.clear();
     m.pairs.clear();
     for (int c = 0; c < whole.num_contacts; ++c) {
@@ -249,59 +292,40 @@ inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
             continue;
         }
         ContactTable contact = whole.contacts[c];
-        move(w, contact.impulse, contact.slack);
-        move(p, contact.parameters, contact.restitution, contact.recovery_speed, contact.stiffness, contact.damping);
+        move_places(w, contact.impulse, contact.slack);
+        move_places(p, contact.parameters, contact.restitution, contact.recovery_speed, contact.stiffness, contact.damping);
         contact.law = contact_of[c] = int32_t(m.contacts.size());
         if (contact.pair >= 0) {
             m.pairs.push_back(whole.pairs[contact.pair]);
             contact.pair = int32_t(m.pairs.size()) - 1;
-            move(p, m.pairs.back().shape_a, m.pairs.back().shape_b, m.pairs.back().samples);
+            move_places(p, m.pairs.back().shape_a, m.pairs.back().shape_b, m.pairs.back().samples);
         }
         m.contacts.push_back(contact);
     }
-    for (JointTable &joint : m.joints) {
-        move(w, joint.row);
-        move(p, joint.parameters, joint.armature, joint.stiffness, joint.lower, joint.upper);
+    m.num_contacts = int32_t(m.contacts.size());
+    m.num_pairs = int32_t(m.pairs.size());
+    return contact_of;
+}
+
+inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
+    Tables m = whole;
+    m.polytope_numbers.clear();
+    m.polytopes.clear();  // pairs point to the polytopes of the whole
+    std::vector<int32_t> order;
+    std::vector<char> leaves(whole.num_contacts);
+    for (size_t g = 0; g < groups.size(); ++g) {
+        order.insert(order.end(), groups[g].begin(), groups[g].end());
+        for (size_t k = kept[g]; k < groups[g].size(); ++k) leaves[slots[groups[g][k]].contact] = 1;
     }
-    for (JointConeTable &cone : m.joint_cones) {
-        move(w, cone.impulse, cone.slack);
-        move(p, cone.parameter, cone.fastest);
-    }
-    for (CoupleTable &couple : m.couples) {
-        move(w, couple.friction.impulse, couple.friction.slack);
-        move(p, couple.parameter);
-        move(contact_of, couple.contact);
-    }
-    for (CouplingTable &coupling : m.couplings) {
-        move(w, coupling.row);
-        move(p, coupling.parameters);
-    }
-    for (CouplingEndTable &end : m.coupling_ends) move(p, end.coefficient);
+    const std::vector<int32_t> w = places(unknowns, kept, order, whole.num_unknowns, m.num_unknowns);
+    const std::vector<int32_t> p = places(parameters, kept, order, whole.num_parameters + whole.num_samples, m.num_parameters);
+    const std::vector<int32_t> out = places(impulses, kept, order, whole.num_impulses, m.num_impulses);
+    m.num_parameters -= m.num_samples;
+    move_elements(m, w, p, keep_contacts(m, leaves, w, p));
     m.impulses.resize(m.num_impulses);
     for (int k = 0; k < whole.num_impulses; ++k)
         if (out[k] >= 0) m.impulses[out[k]] = w[whole.impulses[k]];
-
-    std::vector<char> present(whole.schedule.num_values);
-    const auto mark = [&](auto... offsets) { ((offsets < 0 ? void() : void(present[offsets] = 1)), ...); };
-    for (const JointTable &joint : m.joints) mark(joint.child_joint, joint.joint_child, joint.parent_joint, joint.joint_parent);
-    for (const PairTable &pair : m.pairs) mark(pair.body_other, pair.other_body);
-    for (const CouplingEndTable &end : m.coupling_ends)
-        for (int k = 0; k < 2; ++k) mark(end.body_coupling[k], end.coupling_body[k]);
-    std::vector<int32_t> v;
-    const std::vector<int32_t> schedule = reduced_schedule(whole.schedule, present, v);
-    for (BodyTable &body : m.bodies) move(v, body.diagonal);
-    for (JointTable &joint : m.joints)
-        move(v, joint.diagonal, joint.child_joint, joint.joint_child, joint.parent_joint, joint.joint_parent);
-    for (PairTable &pair : m.pairs) move(v, pair.body_other, pair.other_body);
-    for (CouplingTable &coupling : m.couplings) move(v, coupling.diagonal);
-    for (CouplingEndTable &end : m.coupling_ends)
-        for (int k = 0; k < 2; ++k) move(v, end.body_coupling[k], end.coupling_body[k]);
-    m.fill.clear();
-    for (const Fill &block : whole.fill)
-        if (v[block.offset] >= 0) m.fill.push_back({v[block.offset], block.count});
-    m.num_contacts = int32_t(m.contacts.size());
-    m.num_pairs = int32_t(m.pairs.size());
-    m.num_fill = int32_t(m.fill.size());
+    const std::vector<int32_t> schedule = move_blocks(m, whole);
     return MechanismTable(std::move(m), schedule.data());
 }
 

@@ -298,73 +298,90 @@ private:
             to[k] = M[k] * v[0] + M[6 + k] * v[1] + M[12 + k] * v[2] + M[18 + k] * v[3] + M[24 + k] * v[4] + M[30 + k] * v[5];
     }
 
-    // H and K. The columns of K are negative.
+    // H and K. The columns of K are negative. Sums over subtrees go from leaves to roots.
     void assemble(const Problem<T> &problem, Tree<T> &tree) {
         for (size_t l = 0; l < links.size(); ++l) {
             const Link &link = links[l];
             const int body = link.node->body;
-            const T *A = tree.matrix(body), *B = &now[36 * body], *C = &before[36 * body];
-            JointRows<T> &joint_rows = rows[l];
-            joint_rows.set(problem, state, tree, *link.node, link.joint, &n[6 * link.first]);
-            const Vec3<T> force = joint_rows.force, torque = joint_rows.torque;  // W
-            for (int j = 0; j < link.free; ++j) {
-                const int column = link.first + j;
-                const T *motion = &S[6 * column];
-                T next[6], by_q[6], by_qd[6], back[6];
-                times(A, &N[6 * column], next);
-                times(B, motion, by_q);
-                times(C, &earlier[6 * column], back);
-                times(C, &faster[6 * column], by_qd);
-                const Vec3<T> v = load3(motion), omega = load3(motion + 3);
-                add3(by_q, cross(omega, force));
-                add3(by_q + 3, cross(omega, torque) + cross(v, force));
-                for (int k = 0; k < 6; ++k) by_q[k] += back[k];
-                for (int up = int(l); up >= 0; up = links[up].parent)
-                    for (int a = links[up].first; a < links[up].first + links[up].free; ++a) {
-                        entry(a, column) = dot6(&n[6 * a], next);
-                        right(a, link.by_q + j) = -dot6(&n[6 * a], by_q);
-                        right(a, link.by_qd + j) = -dot6(&n[6 * a], by_qd);
-                    }
-            }
-            for (int i = 0; i < link.free; ++i) {
-                const int row = link.first + i;
-                const auto &sum = joint_rows.sums[i];
-                for (int j = 0; j < link.free; ++j) {
-                    const int column = link.first + j;
-                    entry(row, column) += dot6(sum.next, &N[6 * column]);
-                    right(row, link.by_q + j) -= dot6(sum.now, &S[6 * column]) + dot6(sum.before, &earlier[6 * column]);
-                    right(row, link.by_qd + j) -= dot6(sum.before, &faster[6 * column]);
-                    if (link.free > 1)
-                        right(row, link.by_q + j) += joint_rows.turned(problem, state, tree, link.joint, &n[6 * row], &S[6 * column]);
-                    if (link.by_u >= 0) right(row, link.by_u + j) = sum.by_input[j];
-                }
-                if (link.parent < 0) continue;
-                T next[6], by_now[6], by_before[6];
-                transposed(A, &n[6 * row], next);
-                transposed(B, &n[6 * row], by_now);
-                transposed(C, &n[6 * row], by_before);
-                if (joint_rows.drifts)
-                    for (int k = 0; k < 3; ++k) {
-                        next[3 + k] += sum.next_drift[k];
-                        by_now[3 + k] += sum.now_drift[k];
-                    }
-                for (int up = link.parent; up >= 0; up = links[up].parent) {
-                    const Link &to = links[up];
-                    for (int j = 0; j < to.free; ++j) {
-                        const int column = to.first + j;
-                        entry(row, column) = dot6(next, &N[6 * column]);
-                        right(row, to.by_q + j) = -(dot6(by_now, &S[6 * column]) + dot6(by_before, &earlier[6 * column]));
-                        right(row, to.by_qd + j) = -dot6(by_before, &faster[6 * column]);
-                    }
-                }
-            }
+            T *A = tree.matrix(body), *B = &now[36 * body], *C = &before[36 * body];
+            rows[l].set(problem, state, tree, *link.node, link.joint, &n[6 * link.first]);
+            set_columns(int(l), A, B, C);
+            add_joint(problem, tree, link, rows[l]);
             if (link.parent < 0) continue;
+            set_rows(link, rows[l], A, B, C);
             const int parent = links[link.parent].node->body;
             T *A_to = tree.matrix(parent), *B_to = &now[36 * parent], *C_to = &before[36 * parent];
             for (int k = 0; k < 36; ++k) {
                 A_to[k] += A[k];
                 B_to[k] += B[k];
                 C_to[k] += C[k];
+            }
+        }
+    }
+
+    // Columns of a link in its own rows and in those towards the root. W, the wrench of the joint, moves along.
+    TD_INLINE void set_columns(int number, const T *A, const T *B, const T *C) {
+        const Link &link = links[number];
+        const Vec3<T> force = rows[number].force, torque = rows[number].torque;
+        for (int j = 0; j < link.free; ++j) {
+            const int column = link.first + j;
+            const T *motion = &S[6 * column];
+            T next[6], by_q[6], by_qd[6], back[6];
+            times(A, &N[6 * column], next);
+            times(B, motion, by_q);
+            times(C, &earlier[6 * column], back);
+            times(C, &faster[6 * column], by_qd);
+            const Vec3<T> v = load3(motion), omega = load3(motion + 3);
+            add3(by_q, cross(omega, force));
+            add3(by_q + 3, cross(omega, torque) + cross(v, force));
+            for (int k = 0; k < 6; ++k) by_q[k] += back[k];
+            for (int up = number; up >= 0; up = links[up].parent)
+                for (int a = links[up].first; a < links[up].first + links[up].free; ++a) {
+                    entry(a, column) = dot6(&n[6 * a], next);
+                    right(a, link.by_q + j) = -dot6(&n[6 * a], by_q);
+                    right(a, link.by_qd + j) = -dot6(&n[6 * a], by_qd);
+                }
+        }
+    }
+
+    // Adds the impulses of a joint along its free directions, in its own rows and columns.
+    TD_INLINE void add_joint(const Problem<T> &problem, const Tree<T> &tree, const Link &link, const JointRows<T> &joint_rows) {
+        for (int i = 0; i < link.free; ++i) {
+            const int row = link.first + i;
+            const auto &sum = joint_rows.sums[i];
+            for (int j = 0; j < link.free; ++j) {
+                const int column = link.first + j;
+                entry(row, column) += dot6(sum.next, &N[6 * column]);
+                right(row, link.by_q + j) -= dot6(sum.now, &S[6 * column]) + dot6(sum.before, &earlier[6 * column]);
+                right(row, link.by_qd + j) -= dot6(sum.before, &faster[6 * column]);
+                if (link.free > 1)
+                    right(row, link.by_q + j) += joint_rows.turned(problem, state, tree, link.joint, &n[6 * row], &S[6 * column]);
+                if (link.by_u >= 0) right(row, link.by_u + j) = sum.by_input[j];
+            }
+        }
+    }
+
+    // Rows of a link in the columns towards the root.
+    TD_INLINE void set_rows(const Link &link, const JointRows<T> &joint_rows, const T *A, const T *B, const T *C) {
+        for (int i = 0; i < link.free; ++i) {
+            const int row = link.first + i;
+            const auto &sum = joint_rows.sums[i];
+            T next[6], by_now[6], by_before[6];
+            transposed(A, &n[6 * row], next);
+            transposed(B, &n[6 * row], by_now);
+            transposed(C, &n[6 * row], by_before);
+            for (int k = 0; joint_rows.drifts && k < 3; ++k) {
+                next[3 + k] += sum.next_drift[k];
+                by_now[3 + k] += sum.now_drift[k];
+            }
+            for (int up = link.parent; up >= 0; up = links[up].parent) {
+                const Link &to = links[up];
+                for (int j = 0; j < to.free; ++j) {
+                    const int column = to.first + j;
+                    entry(row, column) = dot6(next, &N[6 * column]);
+                    right(row, to.by_q + j) = -(dot6(by_now, &S[6 * column]) + dot6(by_before, &earlier[6 * column]));
+                    right(row, to.by_qd + j) = -dot6(by_before, &faster[6 * column]);
+                }
             }
         }
     }

@@ -85,6 +85,43 @@ struct SensedFrame {
     }
 };
 
+// The velocity of a coordinate at this configuration (`StandardJoint.velocity`): line · w, with the line of the coordinate in space.
+template <class T>
+struct JointLine {
+    const JointTable &joint;
+    SensedBody<T> &parent, &child;
+    bool translates;
+    Vec3<T> line, w, lever_parent, lever_child;
+    T rate;
+
+    JointLine(const JointTable &joint, const T *parameters, int coordinate, SensedBody<T> &parent, SensedBody<T> &child)
+        : joint(joint), parent(parent), child(child), translates(coordinate < joint.free_t()) {
+        const FreeAxes<T> axes(joint, parameters);
+        line = parent.now.pose.R * (translates ? axes.translation(coordinate) : axes.offset * axes.rotation(coordinate - joint.free_t()));
+        lever_child = child.now.pose.R * axes.child_anchor();
+        lever_parent = child.now.pose.x + lever_child - parent.now.pose.x;
+        w = translates ? child.v + cross(child.spin, lever_child) - parent.v - cross(parent.spin, lever_parent) : child.spin - parent.spin;
+        rate = dot(line, w);
+    }
+    void add(const T &weight) {
+        const Vec3<T> G = weight * line;
+        parent.by_turn = parent.by_turn + weight * cross(line, w);
+        if (!translates) {
+            child.by_spin = child.by_spin + G;
+            parent.by_spin = parent.by_spin - G;
+            return;
+        }
+        const Vec3<T> by_parent = cross(parent.spin, G), by_child = by_parent + cross(G, child.spin);  // gradients by the levers
+        child.by_v = child.by_v + G;
+        parent.by_v = parent.by_v - G;
+        child.by_spin = child.by_spin + cross(lever_child, G);
+        parent.by_spin = parent.by_spin - cross(lever_parent, G);
+        child.by_now.x = child.by_now.x + by_parent;
+        parent.by_now.x = parent.by_now.x - by_parent;
+        child.by_turn = child.by_turn + cross(lever_child, by_child);
+    }
+};
+
 // A contact of a sphere with a half-space of the world: its place after the step, and its mean force on the body.
 template <class T>
 struct SensedContact {

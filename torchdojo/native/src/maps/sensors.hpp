@@ -190,13 +190,13 @@ private:
                 });
                 return 1;
             case senses::joint_position: return single(coordinate(row));
-            case senses::joint_velocity: return single(JointLine(*this, row).rate);
+            case senses::joint_velocity: return single(line(row).rate);
             case senses::joint_limit_position:
             case senses::joint_limit_velocity: {
                 T weight[2];
                 const T by_rate = overrun(row, weight);
                 const bool rate = row.kind == senses::joint_limit_velocity;
-                return single(rate ? by_rate * JointLine(*this, row).rate : weight[0] + weight[1]);
+                return single(rate ? by_rate * line(row).rate : weight[0] + weight[1]);
             }
             case senses::joint_limit_force:
                 y[0] = T{};
@@ -240,6 +240,10 @@ private:
         motion(mechanism.joints[row.joint]).coordinates(q);
         return q[row.coordinate];
     }
+    JointLine<T> line(const rows::Sensor &row) {
+        const JointTable &joint = mechanism.joints[row.joint];
+        return {joint, parameters.data(), row.coordinate, bodies[joint.parent], bodies[joint.child]};
+    }
     // Distances to the limits that are exceeded, below zero, and the sign with which the rate counts.
     T overrun(const rows::Sensor &row, T *gaps) const {
         const JointTable &joint = mechanism.joints[row.joint];
@@ -254,45 +258,6 @@ private:
         }
         return sign;
     }
-
-    // The velocity of a coordinate at this configuration (`StandardJoint.velocity`): line · w, with the line of the coordinate in space.
-    struct JointLine {
-        const JointTable &joint;
-        SensedBody<T> &parent, &child;
-        bool translates;
-        Vec3<T> line, w, lever_parent, lever_child;
-        T rate;
-
-        JointLine(Sensors &sensors, const rows::Sensor &row)
-            : joint(sensors.mechanism.joints[row.joint]), parent(sensors.bodies[joint.parent]), child(sensors.bodies[joint.child]),
-              translates(row.coordinate < joint.free_t()) {
-            const FreeAxes<T> axes(joint, sensors.parameters.data());
-            line = parent.now.pose.R *
-                   (translates ? axes.translation(row.coordinate) : axes.offset * axes.rotation(row.coordinate - joint.free_t()));
-            lever_child = child.now.pose.R * axes.child_anchor();
-            lever_parent = child.now.pose.x + lever_child - parent.now.pose.x;
-            w = translates ? child.v + cross(child.spin, lever_child) - parent.v - cross(parent.spin, lever_parent)
-                           : child.spin - parent.spin;
-            rate = dot(line, w);
-        }
-        void add(const T &weight) {
-            const Vec3<T> G = weight * line;
-            parent.by_turn = parent.by_turn + weight * cross(line, w);
-            if (!translates) {
-                child.by_spin = child.by_spin + G;
-                parent.by_spin = parent.by_spin - G;
-                return;
-            }
-            const Vec3<T> by_parent = cross(parent.spin, G), by_child = by_parent + cross(G, child.spin);  // gradients by the levers
-            child.by_v = child.by_v + G;
-            parent.by_v = parent.by_v - G;
-            child.by_spin = child.by_spin + cross(lever_child, G);
-            parent.by_spin = parent.by_spin - cross(lever_parent, G);
-            child.by_now.x = child.by_now.x + by_parent;
-            parent.by_now.x = parent.by_now.x - by_parent;
-            child.by_turn = child.by_turn + cross(lever_child, by_child);
-        }
-    };
 
     // Center of mass, its velocity, momentum, or angular momentum about the center.
     Vec3<T> subtree(const rows::Sensor &row, T *total = nullptr, Vec3<T> *of_center = nullptr, Vec3<T> *of_momentum = nullptr) const {
@@ -399,12 +364,12 @@ private:
                     contact.by_push = contact.by_push + select(met, g[0], T{}) * contact.normal;
                 });
             case senses::joint_position: return add_coordinate(row, g[0]);
-            case senses::joint_velocity: return JointLine(*this, row).add(g[0]);
+            case senses::joint_velocity: return line(row).add(g[0]);
             case senses::joint_limit_position:
             case senses::joint_limit_velocity: {
                 T gaps[2];
                 const T weight = overrun(row, gaps) * g[0];
-                return row.kind == senses::joint_limit_velocity ? JointLine(*this, row).add(weight) : add_coordinate(row, weight);
+                return row.kind == senses::joint_limit_velocity ? line(row).add(weight) : add_coordinate(row, weight);
             }
             case senses::joint_limit_force:
                 for (const int place : {row.first, row.second})
