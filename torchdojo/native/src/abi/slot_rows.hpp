@@ -28,7 +28,10 @@ public:
             int32_t *count = &counts[counts.size() - groups];
             slots.sort(r.parameters + n * r.parameter_stride, &order[order.size() - slots.size()], count);
             int64_t total = 0;
-            for (int g = 0; g < groups; ++g) total += wider[g] = std::max(kept[g], slots.room(g, count[g]));
+            for (int g = 0; g < groups; ++g) {
+                wider[g] = std::max(kept[g], slots.room(g, count[g]));
+                total += wider[g];
+            }
             if (n - first < pack_lanes) most = total + total / 2 + 4;
             else if (total > most) break;
             kept = wider;

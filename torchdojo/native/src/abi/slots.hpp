@@ -60,7 +60,8 @@ public:
                                              law(contact.recovery_speed),
                                              law(contact.stiffness),
                                              law(contact.damping)};
-            alike[key].push_back(slot_of[c] = int32_t(slots.size()));
+            slot_of[c] = int32_t(slots.size());
+            alike[key].push_back(slot_of[c]);
             slots.push_back({c,
                              pair.shape_a,
                              start + parameter::friction,

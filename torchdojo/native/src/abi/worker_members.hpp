@@ -114,7 +114,8 @@ void each_solved(const MechanismTable &m, double grad_kappa, const TdRollout &r,
     int count = 0;
     for (int64_t n = first; n < last; ++n) {
         if (r.status[n] == success) {
-            GradientJob &job = jobs[count] = GradientJob{};
+            GradientJob &job = jobs[count];
+            job = GradientJob{};
             describe(m, r, n, 0, job.step);
             job.w = job.step.w;
             job.grad_kappa = r.grad_kappa ? r.grad_kappa[n] : grad_kappa;

@@ -141,7 +141,8 @@ TD_INLINE void touch(Problem<T> &problem, const ContactTable &contact, const Spa
         velocity = v + sweep;
         tangential(contact, impulse + 1, data.beta);
         for (int i = 0; i < 2; ++i) {
-            const Vec3<T> t = tangent[i] = load3(frame + 3 + 3 * i);
+            const Vec3<T> t = load3(frame + 3 + 3 * i);
+            tangent[i] = t;
             force = force + data.beta[i] * t;
             if constexpr (!derived) continue;
             const Vec3<T> m = cross(lever, t), turn = cross(sweep, t) - radius * cross(cross(t, spatial.omega), n);

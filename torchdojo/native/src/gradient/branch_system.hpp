@@ -47,7 +47,8 @@ public:
             inverse[k] = 1.0 / pivot_row[k];
             for (const int row : above[k]) {
                 T *to = &matrix[size_t(size) * row];
-                const T part = to[k] *= inverse[k];
+                const T part = to[k] * inverse[k];
+                to[k] = part;
                 for (const int column : above[k]) to[column] -= part * pivot_row[column];
             }
         }

@@ -113,7 +113,10 @@ private:
     static void gather(std::vector<T> &to, const GradientJob *jobs, int count, F &&array) {
         const double *from[lanes<T>];
         int present = 0;
-        for (int lane = 0; lane < lanes<T>; ++lane) present += (from[lane] = array(jobs[std::min(lane, count - 1)])) != nullptr;
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            from[lane] = array(jobs[std::min(lane, count - 1)]);
+            present += from[lane] != nullptr;
+        }
         if (!present) return std::fill(to.begin(), to.end(), T{});
         if (present < lanes<T>) {
             for (int lane = 0; lane < lanes<T>; ++lane)
@@ -162,7 +165,8 @@ private:
         feed.count = size;
         for (int i = 0; i < size; ++i) {
             const int j = group[i];
-            Job &job = feed.jobs[i] = jobs[j].step;
+            Job &job = feed.jobs[i];
+            job = jobs[j].step;
             job.warm = jobs[j].w;
             job.w = &smooth[size_t(j) * mechanism.num_unknowns];
             job.z_next = &scratch_z[size_t(j) * state_size * mechanism.num_bodies];

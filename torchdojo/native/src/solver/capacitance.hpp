@@ -72,9 +72,11 @@ public:
                 std::swap_ranges(&matrix[p * n], &matrix[p * n] + n, &matrix[best * n]);
                 std::swap(order[p], order[best]);
             }
-            const T reciprocal = matrix[p * n + p] = 1.0 / matrix[p * n + p];
+            const T reciprocal = 1.0 / matrix[p * n + p];
+            matrix[p * n + p] = reciprocal;
             for (int r = p + 1; r < n; ++r) {
-                const T l = matrix[r * n + p] *= reciprocal;
+                const T l = matrix[r * n + p] * reciprocal;
+                matrix[r * n + p] = l;
                 for (int c = p + 1; c < n; ++c) matrix[r * n + c] -= l * matrix[p * n + c];
             }
         }

@@ -113,9 +113,11 @@ inline void factor(T *__restrict a, int n) {
         for (int i = 0; i < N * N; ++i) a[i] = m[i];
     } else {
         for (int p = 0; p < n; ++p) {
-            const T reciprocal = a[p * n + p] = inverse_of(a[p * n + p]);
+            const T reciprocal = inverse_of(a[p * n + p]);
+            a[p * n + p] = reciprocal;
             for (int r = p + 1; r < n; ++r) {
-                const T l = a[r * n + p] *= reciprocal;
+                const T l = a[r * n + p] * reciprocal;
+                a[r * n + p] = l;
                 for (int c = p + 1; c < n; ++c) a[r * n + c] -= l * a[p * n + c];
             }
         }

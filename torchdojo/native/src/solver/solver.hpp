@@ -80,8 +80,12 @@ public:
         copy(problem.z, job.z, state_size * m.num_bodies);
         copy(problem.u, job.u, m.num_inputs);
         copy(problem.wrench, job.wrench, 6 * m.num_bodies);
-        if (!shared_parameters) copy(problem.parameters, problem.samples[lane] = job.parameters, m.num_parameters);
-        else set(problem.parameters[parameter::timestep], lane, shared_parameters[parameter::timestep]);
+        if (shared_parameters) {
+            set(problem.parameters[parameter::timestep], lane, shared_parameters[parameter::timestep]);
+        } else {
+            problem.samples[lane] = job.parameters;
+            copy(problem.parameters, job.parameters, m.num_parameters);
+        }
         const double whole = get(problem.parameters[parameter::timestep], lane), h = whole * job.timestep_factor;
         const double shortest = whole * shortest_factor;
         set(problem.parameters[parameter::timestep], lane, h);

@@ -389,7 +389,8 @@ private:
                 }
             for (int k = 0; k < node.rows; ++k)
                 for (int j = 0; j < F; ++j) {
-                    const T along = node.along[k * F + j] = dot6(node.row + 6 * k, N + 6 * j);
+                    const T along = dot6(node.row + 6 * k, N + 6 * j);
+                    node.along[k * F + j] = along;
                     for (int i = 0; i < F; ++i) pivot[i * F + j] += node.share[i * node.rows + k] * along;
                 }
             for (int k = 0; node.two_sided && k < node.rows; ++k)
