@@ -60,6 +60,7 @@ inline void fetch_before(const MechanismTable &m, const TdRollout &r, const TdGr
     fetch(g.grad_z + n * g.grad_z_stride + (t - 1) * state_size * m.num_bodies, state_size * m.num_bodies);
 }
 
+// The gradients of a call's rollouts. Solved steps of the environments in the lanes are differentiated side by side, split ones each alone.
 template <class T>
 class BackwardPass {
 public:

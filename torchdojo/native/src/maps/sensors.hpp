@@ -343,6 +343,7 @@ private:
     // Adds the gradient of g · (the numbers of a sensor).
     void add(const rows::Sensor &row, const T *g) {
         SensedFrame<T> *site = row.frame < 0 ? nullptr : &frames[row.frame];
+        const auto grow = [](Vec3<T> &sum, const Vec3<T> &part) { sum = sum + part; };
         switch (row.kind) {
             case senses::frame_position:
             case senses::frame_quaternion:
@@ -351,12 +352,14 @@ private:
             case senses::frame_z_axis:
             case senses::frame_linear_velocity:
             case senses::frame_angular_velocity: return add_frame(row, g, *site, row.reference < 0 ? nullptr : &frames[row.reference]);
-            case senses::frame_linear_acceleration: site->by_acceleration = site->by_acceleration + load3(g); return;
-            case senses::frame_angular_acceleration: site->by_turning = site->by_turning + load3(g); return;
-            case senses::gyro: site->by_spin = site->by_spin + seen(site, spin(site), g); return;
-            case senses::velocimeter: site->by_v = site->by_v + seen(site, site->v, g); return;
-            case senses::accelerometer: site->by_acceleration = site->by_acceleration + seen(site, site->acceleration, g); return;
-            case senses::magnetometer: seen(site, magnetic(), g); return;
+            case senses::frame_linear_acceleration: return grow(site->by_acceleration, load3(g));
+            case senses::frame_angular_acceleration: return grow(site->by_turning, load3(g));
+            case senses::gyro: return grow(site->by_spin, seen(site, spin(site), g));
+            case senses::velocimeter: return grow(site->by_v, seen(site, site->v, g));
+            case senses::accelerometer: return grow(site->by_acceleration, seen(site, site->acceleration, g));
+            case senses::magnetometer:
+                seen(site, magnetic(), g);  // the field is held
+                return;
             case senses::force:
             case senses::torque: return add_load(row, *site, g);
             case senses::touch:
