@@ -19,38 +19,49 @@ public:
 
     void begin(const TdRollout &r) {
         forces.begin(*r.drives, r.parameter_stride ? nullptr : r.parameters);
-        act.assign(size_t(lanes<T>) * r.drives->activations, 0.0), moved = act;
+        act.assign(size_t(lanes<T>) * r.drives->activations, 0.0);
+        moved = act;
         std::fill_n(steps, lanes<T>, -1);
     }
 
     // The next run is for step t of environment n in this lane.
-    void want(int lane, int64_t n, int64_t t) { at.active[lane] = true, at.environment[lane] = n, steps[lane] = t; }
+    void want(int lane, int64_t n, int64_t t) {
+        driven_lanes.active[lane] = true;
+        driven_lanes.environment[lane] = n;
+        steps[lane] = t;
+    }
 
     // inputs: a row per lane.
     void run(const TdRollout &r, double *inputs) {
         const TdDrives &d = *r.drives;
-        const double *given[lanes<T>] = {};
+        const double *given_wrenches[lanes<T>] = {};
         double *out[lanes<T>] = {};
         for (int lane = 0; lane < lanes<T>; ++lane) {
-            if (!at.active[lane]) continue;
-            const int64_t n = at.environment[lane], t = steps[lane], place = controls_of(r, n, t);
+            if (!driven_lanes.active[lane]) continue;
+            const int64_t n = driven_lanes.environment[lane], t = steps[lane], place = controls_of(r, n, t);
             Job job;
             describe(m, r, n, t, job);
-            at.parameters[lane] = job.parameters, at.z[lane] = job.z, given[lane] = job.wrench;
-            at.ctrl[lane] = r.u + place, at.act[lane] = t ? &act[lane * d.activations] : d.start + n * d.activations;
+            driven_lanes.parameters[lane] = job.parameters;
+            driven_lanes.z[lane] = job.z;
+            given_wrenches[lane] = job.wrench;
+            driven_lanes.ctrl[lane] = r.u + place;
+            driven_lanes.act[lane] = t ? &act[lane * d.activations] : d.start + n * d.activations;
             if (t % r.repeat == 0) out[lane] = d.force + place;
             environment[lane] = n;
         }
-        at.fill();
-        forces.step(at, given, inputs, wrenches.data(), moved.data(), out);
-        std::fill_n(at.active, lanes<T>, false);
+        driven_lanes.fill();
+        forces.step(driven_lanes, given_wrenches, inputs, wrenches.data(), moved.data(), out);
+        std::fill_n(driven_lanes.active, lanes<T>, false);
     }
 
     // Sets input and wrench of the job, moves the activations of the lane, and stores them.
     void set(const TdRollout &r, int lane, int64_t n, int64_t t, double *inputs, Job &job) {
         const TdDrives &d = *r.drives;
         const int64_t na = d.activations, nu = m.num_inputs, nf = 6 * m.num_bodies, at_step = n * r.steps + t;
-        if (steps[lane] != t || environment[lane] != n) want(lane, n, t), run(r, inputs);
+        if (steps[lane] != t || environment[lane] != n) {
+            want(lane, n, t);
+            run(r, inputs);
+        }
         steps[lane] = -1;
         std::copy_n(moved.data() + lane * na, na, act.data() + lane * na);
         if ((t + 1) % r.every == 0) std::copy_n(act.data() + lane * na, na, d.act + (n * (r.steps / r.every) + t / r.every) * na);
@@ -64,7 +75,7 @@ public:
 private:
     const MechanismTable &m;
     DriveForces<T> forces;
-    DrivenLanes<T> at;
+    DrivenLanes<T> driven_lanes;
     int64_t steps[lanes<T>], environment[lanes<T>];  // which inputs the rows have, or are to get
     std::vector<double> act, moved, wrenches;  // rows of lanes: activations before and after a step
 };
@@ -82,9 +93,9 @@ public:
 
     // Sets input and wrench of the job, as the forward pass has stored them.
     void set(const TdRollout &r, int64_t n, int64_t t, Job &job) const {
-        const int64_t at = n * r.steps + t;
-        job.u = r.drives->inputs + at * m.num_inputs;
-        if (r.drives->pushes) job.wrench = r.drives->wrenches + at * 6 * m.num_bodies;
+        const int64_t step_index = n * r.steps + t;
+        job.u = r.drives->inputs + step_index * m.num_inputs;
+        if (r.drives->pushes) job.wrench = r.drives->wrenches + step_index * 6 * m.num_bodies;
     }
 
     // Step t of environments first … first + count: the gradient by activations goes from after the step to before it, and those by
@@ -93,21 +104,24 @@ public:
                    const double *grad_wrenches, double *grad_controls, double *grad_z) {
         const TdDrives &d = *r.drives;
         const int64_t na = d.activations;
-        DrivenLanes<T> at;
+        DrivenLanes<T> driven_lanes;
         const double *by_force[lanes<T>] = {};
         double *by_ctrl[lanes<T>] = {};
         if (t == r.steps - 1) std::fill(by_act.begin(), by_act.end(), 0.0);
         for (int lane = 0; lane < count; ++lane) {
             const int64_t n = first + lane, place = controls_of(r, n, t);
-            at.active[lane] = true, at.environment[lane] = n;
-            at.parameters[lane] = r.parameters + n * r.parameter_stride, at.z[lane] = z[lane], at.ctrl[lane] = r.u + place;
-            at.act[lane] = t ? d.act + (n * r.steps + t - 1) * na : d.start + n * na;
+            driven_lanes.active[lane] = true;
+            driven_lanes.environment[lane] = n;
+            driven_lanes.parameters[lane] = r.parameters + n * r.parameter_stride;
+            driven_lanes.z[lane] = z[lane];
+            driven_lanes.ctrl[lane] = r.u + place;
+            driven_lanes.act[lane] = t ? d.act + (n * r.steps + t - 1) * na : d.start + n * na;
             for (int64_t k = 0; d.grad_act && k < na; ++k) by_act[lane * na + k] += d.grad_act[(n * r.steps + t) * na + k];
             if (d.grad_force && t % r.repeat == 0) by_force[lane] = d.grad_force + place;
             by_ctrl[lane] = grad_controls + place;
         }
-        at.fill();
-        forces.adjoint(at, grad_inputs, grad_wrenches, by_force, by_act.data(), by_ctrl, grad_z);
+        driven_lanes.fill();
+        forces.adjoint(driven_lanes, grad_inputs, grad_wrenches, by_force, by_act.data(), by_ctrl, grad_z);
         for (int lane = 0; t == 0 && lane < count; ++lane) std::copy_n(by_act.data() + lane * na, na, d.by_start + (first + lane) * na);
     }
 

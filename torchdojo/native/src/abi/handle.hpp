@@ -28,7 +28,7 @@ inline int64_t second_cache() {
 // from the third one several times. On an Intel Xeon with 2 MB, half the lanes cost 1.02 times as much for 50 balls and 0.95, 0.78 and 0.70
 // times for 60, 75 and 100 (`scripts/bench_chains.py`).
 inline bool is_narrow(const MechanismTable &m) {
-    constexpr double multiple = 1.25;  // of the second cache
+    constexpr double multiple = 1.25;  // threshold, in sizes of the second cache
     return TD_NARROW && double(sizeof(Pack)) * double(m.numbers_in_use()) > multiple * double(second_cache());
 }
 
@@ -50,18 +50,17 @@ public:
                 part.forward(rows.size() > 1, o, rows.rollout(), 0, rows.size());
                 rows.scatter(o.kappa);
             });
-        in_lanes ? narrower ? narrow.forward(o, r, first, last) : many.forward(o, r, first, last) : one.forward(o, r, first, last);
+        with_rollout_worker(in_lanes, [&](auto &worker) { worker.forward(o, r, first, last); });
     }
     void backward(bool in_lanes, const Options &o, double kappa, const TdRollout &r, const TdGradient &g, double *sum, int64_t first,
                   int64_t last) {
         if (has_parts(r))
             return each_part(r, first, last, [&](Handle &part, SlotRows &rows) {
-                const TdGradient own = rows.gradient(g);
-                part.backward(rows.size() > 1, o, kappa, rows.solved(), own, sum ? rows.sums() : nullptr, 0, rows.size());
+                const TdGradient part_gradient = rows.gradient(g);
+                part.backward(rows.size() > 1, o, kappa, rows.solved(), part_gradient, sum ? rows.sums() : nullptr, 0, rows.size());
                 if (sum) rows.add_sums(sum);
             });
-        const auto run = [&](auto &worker) { worker.backward(o, kappa, r, g, sum, first, last); };
-        in_lanes ? narrower ? run(narrow) : run(many) : run(one);
+        with_rollout_worker(in_lanes, [&](auto &worker) { worker.backward(o, kappa, r, g, sum, first, last); });
     }
     void near_limit(bool in_lanes, const Options &o, const TdRollout &r, double *w, int64_t first, int64_t last) {
         if (has_parts(r)) {
@@ -72,7 +71,7 @@ public:
                 rows.put(Slots::unknowns, r.steps, to.data(), w + (rows.first - first) * r.steps * table.num_unknowns);
             });
         }
-        in_lanes ? many.near_limit(o, r, w, first, last) : one.near_limit(o, r, w, first, last);
+        with_worker(in_lanes, [&](auto &worker) { worker.near_limit(o, r, w, first, last); });
     }
     void jacobian(bool in_lanes, const Options &o, double kappa, const TdRollout &r, double *out, int64_t first, int64_t last) {
         const int64_t side = int64_t(tangent_size) * table.num_bodies, size = side * (side + table.num_inputs);
@@ -81,7 +80,7 @@ public:
                 part.jacobian(rows.size() > 1, o, kappa, rows.solved(), out + rows.first * size, 0, rows.size());
             });
         const bool few_rows = table.num_bodies < 3;
-        in_lanes &&few_rows ? many.jacobian(o, kappa, r, out, first, last) : one.jacobian(o, kappa, r, out, first, last);
+        with_worker(in_lanes && few_rows, [&](auto &worker) { worker.jacobian(o, kappa, r, out, first, last); });
     }
     void minimal_jacobian(bool in_lanes, const Options &o, double kappa, const TdRollout &r, const double *x, double *out, int64_t first,
                           int64_t last) {
@@ -95,23 +94,24 @@ public:
         // 1 MB, and rows of one environment otherwise. A small mechanism has too few rows to fill the lanes.
         const bool on_tree = JointJacobian<Pack>::covers(table, o) && (r.grad_kappa || kappa == o.kappa);
         const bool in_cache = on_tree || 2 * sizeof(Pack) * size_t(table.schedule.num_values) < (size_t(1) << 19);
-        in_lanes &&in_cache ? many.minimal_jacobian(o, kappa, r, x, out, first, last)
-                            : one.minimal_jacobian(o, kappa, r, x, out, first, last);
+        with_worker(in_lanes && in_cache, [&](auto &worker) { worker.minimal_jacobian(o, kappa, r, x, out, first, last); });
     }
     void sense(bool in_lanes, const TdSensors &s, int64_t first, int64_t last) {
-        in_lanes ? many.sense(s, first, last) : one.sense(s, first, last);
+        with_worker(in_lanes, [&](auto &worker) { worker.sense(s, first, last); });
     }
-    void map(bool in_lanes, const TdMap &m, int64_t first, int64_t last) { in_lanes ? many.map(m, first, last) : one.map(m, first, last); }
+    void map(bool in_lanes, const TdMap &m, int64_t first, int64_t last) {
+        with_worker(in_lanes, [&](auto &worker) { worker.map(m, first, last); });
+    }
 
     // The mechanism with `kept` slots of each group.
     std::shared_ptr<Handle> part(const std::vector<int32_t> &kept) {
         std::lock_guard<std::mutex> lock(mutex);
-        auto found = std::find_if(parts.begin(), parts.end(), [&](const Part &part) { return part.kept == kept; });
-        if (found == parts.end()) {
+        auto place = std::find_if(parts.begin(), parts.end(), [&](const Part &part) { return part.kept == kept; });
+        if (place == parts.end()) {
             if (parts.size() == most_parts) parts.pop_back();
-            found = parts.insert(parts.begin(), {kept, std::shared_ptr<Handle>(new Handle(slots, kept))});
+            place = parts.insert(parts.begin(), {kept, std::shared_ptr<Handle>(new Handle(slots, kept))});
         }
-        parts.splice(parts.begin(), parts, found);
+        parts.splice(parts.begin(), parts, place);
         return parts.front().handle;
     }
 
@@ -121,7 +121,7 @@ private:
     Worker<Narrow> narrow{table};
     const bool narrower = is_narrow(table);  // whether rollouts and their gradients use `narrow` in place of `many`
 
-    static constexpr size_t most_parts = 64;  // that are kept, each with its memory
+    static constexpr size_t most_parts = 64;  // most parts that are kept; each has memory of its own
     struct Part {
         std::vector<int32_t> kept;
         std::shared_ptr<Handle> handle;
@@ -135,6 +135,19 @@ private:
         std::vector<int32_t> result(order.size());
         for (size_t k = 0; k < order.size(); ++k) result[order[k]] = int32_t(k);
         return result;
+    }
+
+    // Calls f with the worker for environments in lanes, or with the one for single environments.
+    template <class F>
+    void with_worker(bool in_lanes, const F &f) {
+        if (in_lanes) f(many);
+        else f(one);
+    }
+    // The same for rollouts and their gradients, which may use half the lanes.
+    template <class F>
+    void with_rollout_worker(bool in_lanes, const F &f) {
+        if (in_lanes && narrower) f(narrow);
+        else with_worker(in_lanes, f);
     }
 
     // Solutions that a law of feedback starts from have numbers of all slots.

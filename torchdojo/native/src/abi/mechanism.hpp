@@ -127,14 +127,21 @@ private:
         for (int n = int(*p++); n; --n) {
             Polytope core{int(p[0]), int(p[1]), int(p[2]), p[3], p + 5};
             const bool smooth = p[4] > 0;
-            core.face = core.vertex + 3 * core.vertices, core.edge = core.face + 4 * core.faces;
+            core.face = core.vertex + 3 * core.vertices;
+            core.edge = core.face + 4 * core.faces;
             p = core.edge + Polytope::edge_size * core.edges;
-            if (smooth) core.ellipsoid = p, p += Polytope::ellipsoid_size;
+            if (smooth) {
+                core.ellipsoid = p;
+                p += Polytope::ellipsoid_size;
+            }
             core.prepare();
             polytopes.push_back(std::move(core));
         }
         for (PairTable &pair : pairs)
-            if (pair.core_a >= 0) pair.cores[0] = &polytopes[pair.core_a], pair.cores[1] = &polytopes[pair.core_b];
+            if (pair.core_a >= 0) {
+                pair.cores[0] = &polytopes[pair.core_a];
+                pair.cores[1] = &polytopes[pair.core_b];
+            }
     }
     template <class Row>
     static const int32_t *read(const int32_t *p, Row &row) {
@@ -144,7 +151,10 @@ private:
     template <class Row, class Table>
     static const int32_t *read(const int32_t *p, std::vector<Table> &rows, int count) {
         rows.reserve(count);
-        for (Row row; count > 0; --count) p = read(p, row), rows.push_back(Table{row});
+        for (Row row; count > 0; --count) {
+            p = read(p, row);
+            rows.push_back(Table{row});
+        }
         return p;
     }
 };

@@ -1,4 +1,4 @@
-// Where the numbers of a step lie among those of a rollout.
+// The places of the numbers of a step among the numbers of a rollout.
 #pragma once
 
 #include "solver/job.hpp"
@@ -12,12 +12,18 @@ TD_INLINE int64_t period_of(const TdRollout &r, int64_t t) { return r.repeat == 
 // the time of a free body's step. If only the ends of periods are stored, a step may end where it starts.
 TD_INLINE void describe(const MechanismTable &m, const TdRollout &r, int64_t n, int64_t t, Job &job) {
     const int64_t nz = state_size * m.num_bodies, nw = m.num_unknowns;
-    int64_t at = n * r.steps + t, period = at, place = t, last = t - 1;  // places of the results of this step and of the one before
+    int64_t index = n * r.steps + t, period = index, place = t, last = t - 1;  // places of the results of this step and of the one before
     if (r.repeat > 1) {
-        period = at / r.repeat;  // periods are whole
-        if (r.every > 1) at = period, place = t / r.every, last = (t - 1) / r.every;
+        period = index / r.repeat;  // periods are whole
+        if (r.every > 1) {
+            index = period;
+            place = t / r.every;
+            last = (t - 1) / r.every;
+        }
     }
-    job.timestep_factor = 1.0, job.spent = 0, job.rescue = false;
+    job.timestep_factor = 1.0;
+    job.spent = 0;
+    job.rescue = false;
     job.parameters = r.parameters + n * r.parameter_stride;
     job.z = t ? r.z + n * r.z_stride + last * nz : r.z0 + n * r.z0_stride;
     job.u = r.u ? r.u + period * m.num_inputs : nullptr;
@@ -27,7 +33,9 @@ TD_INLINE void describe(const MechanismTable &m, const TdRollout &r, int64_t n, 
     job.z_next = r.z + n * r.z_stride + place * nz;
     job.impulses = r.impulses + period * m.num_impulses;
     job.w = solution(place);
-    job.status = r.status + at, job.iterations = r.iterations + at, job.substeps = r.substeps + at;
+    job.status = r.status + index;
+    job.iterations = r.iterations + index;
+    job.substeps = r.substeps + index;
 }
 
 // The place of the controls of step t, and of their gradients, where a law turns them into inputs.

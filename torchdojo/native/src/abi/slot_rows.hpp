@@ -23,11 +23,15 @@ public:
         int64_t most = 0;
         for (int64_t n = first; n < end; last = ++n) {
             if (!r.parameter_stride && n > first) continue;
-            order.resize(order.size() + slots.size()), counts.resize(counts.size() + groups);
+            order.resize(order.size() + slots.size());
+            counts.resize(counts.size() + groups);
             int32_t *count = &counts[counts.size() - groups];
             slots.sort(r.parameters + n * r.parameter_stride, &order[order.size() - slots.size()], count);
             int64_t total = 0;
-            for (int g = 0; g < groups; ++g) total += wider[g] = std::max(kept[g], slots.room(g, count[g]));
+            for (int g = 0; g < groups; ++g) {
+                wider[g] = std::max(kept[g], slots.room(g, count[g]));
+                total += wider[g];
+            }
             if (n - first < pack_lanes) most = total + total / 2 + 4;
             else if (total > most) break;
             kept = wider;
@@ -38,41 +42,52 @@ public:
 
     // The call for these environments, as the part takes it: warm starts and parameters are copied, and solutions and impulses have memory.
     const TdRollout &rollout() {
-        own = whole;
+        part_rollout = whole;
         const int64_t periods = whole.steps / whole.repeat, stored = whole.steps / whole.every;
         const auto skip = [&](auto *&pointer, int64_t stride) {
             if (pointer) pointer += first * stride;
         };
-        own.environments = size();
-        skip(own.z0, whole.z0_stride), skip(own.z, whole.z_stride);
-        skip(own.u, periods * (whole.law ? whole.law->actuators : table.num_inputs));
-        skip(own.wrench, 6 * table.num_bodies), skip(own.grad_kappa, 1);
-        skip(own.status, stored), skip(own.iterations, stored), skip(own.substeps, stored);
+        part_rollout.environments = size();
+        skip(part_rollout.z0, whole.z0_stride);
+        skip(part_rollout.z, whole.z_stride);
+        skip(part_rollout.u, periods * (whole.law ? whole.law->actuators : table.num_inputs));
+        skip(part_rollout.wrench, 6 * table.num_bodies);
+        skip(part_rollout.grad_kappa, 1);
+        skip(part_rollout.status, stored);
+        skip(part_rollout.iterations, stored);
+        skip(part_rollout.substeps, stored);
         if (whole.law) {
             law = *whole.law;
             law.values += first * law.stride;
-            own.law = &law;
+            part_rollout.law = &law;
         }
         parameters = gather(Slots::parameters, 1, whole.parameters, whole.parameter_stride ? size() : 1);
-        if (whole.parameter_stride) own.parameter_stride = width(Slots::parameters);
-        own.parameters = parameters.data();
-        if (whole.warm) warm = gather(Slots::unknowns, 1, whole.warm, size()), own.warm = warm.data();
-        w.resize(size_t(size() * whole.w_steps) * width(Slots::unknowns)), own.w = w.data();
-        impulses.resize(size_t(size() * periods) * width(Slots::impulses)), own.impulses = impulses.data();
-        return own;
+        if (whole.parameter_stride) part_rollout.parameter_stride = width(Slots::parameters);
+        part_rollout.parameters = parameters.data();
+        if (whole.warm) {
+            warm = gather(Slots::unknowns, 1, whole.warm, size());
+            part_rollout.warm = warm.data();
+        }
+        w.resize(size_t(size() * whole.w_steps) * width(Slots::unknowns));
+        part_rollout.w = w.data();
+        impulses.resize(size_t(size() * periods) * width(Slots::impulses));
+        part_rollout.impulses = impulses.data();
+        return part_rollout;
     }
 
     // The rollout with the solutions of a call that was made.
     const TdRollout &solved() {
         rollout();
-        w = gather(Slots::unknowns, whole.w_steps, whole.w, size()), own.w = w.data();
-        return own;
+        w = gather(Slots::unknowns, whole.w_steps, whole.w, size());
+        part_rollout.w = w.data();
+        return part_rollout;
     }
 
     TdGradient gradient(const TdGradient &g) {
         TdGradient to = g;
         const int64_t periods = whole.steps / whole.repeat;
-        to.grad_z += first * g.grad_z_stride, to.grad_z0 += first * state_size * table.num_bodies;
+        to.grad_z += first * g.grad_z_stride;
+        to.grad_z0 += first * state_size * table.num_bodies;
         if (g.grad_u) to.grad_u += first * (whole.law ? periods * whole.law->actuators : whole.steps * table.num_inputs);
         if (g.grad_wrench) to.grad_wrench += first * 6 * table.num_bodies;
         if (g.grad_impulses) {
@@ -97,8 +112,8 @@ public:
         const int64_t own_size = width(Slots::parameters);
         for (int64_t n = 0; n < (whole.parameter_stride ? size() : 1); ++n, from += own_size) {
             double *row = to + (first + n) * whole.parameter_stride;
-            slots.each(Slots::parameters, kept, order_of(n), [&](int32_t at, int32_t place, int32_t count) {
-                for (int32_t k = 0; k < count; ++k) row[at + k] += from[place + k];
+            slots.each(Slots::parameters, kept, order_of(n), [&](int32_t in_whole, int32_t in_part, int32_t count) {
+                for (int32_t k = 0; k < count; ++k) row[in_whole + k] += from[in_part + k];
             });
         }
     }
@@ -123,7 +138,8 @@ public:
                 for (int64_t t = 0; t < whole.w_steps; ++t) {
                     const bool fine = status[whole.w_steps > 1 ? t : stored - 1] == success;
                     double *row = to + (n * whole.w_steps + t) * nw;
-                    fill(row + run[0].from, rest.impulse, fine), fill(row + run[1].from, rest.slack, fine);
+                    fill(row + run[0].from, rest.impulse, fine);
+                    fill(row + run[1].from, rest.slack, fine);
                 }
                 for (int64_t t = 0; t < periods; ++t)
                     fill(out + (n * periods + t) * ni + run[3].from, rest.impulse,
@@ -138,14 +154,14 @@ public:
         for (int64_t n = 0; n < size(); ++n)
             for (int64_t t = 0; t < steps; ++t, from += from_size, to += to_size)
                 slots.each(v, kept, order_of(n),
-                           [&](int32_t at, int32_t place, int32_t count) { std::copy_n(from + place, count, to + at); });
+                           [&](int32_t in_whole, int32_t in_part, int32_t count) { std::copy_n(from + in_part, count, to + in_whole); });
     }
 
 private:
     const MechanismTable &table;
     const Slots &slots;
     const TdRollout &whole;
-    TdRollout own;
+    TdRollout part_rollout;
     TdLaw law;
     TdImpacts impacts;
     std::vector<int32_t> order, counts;  // of each environment: see Slots::sort
@@ -173,7 +189,7 @@ private:
         for (int64_t n = 0; n < environments; ++n)
             for (int64_t t = 0; t < steps; ++t, row += from_size, place += to_size)
                 slots.each(v, kept, order_of(n),
-                           [&](int32_t at, int32_t own, int32_t count) { std::copy_n(row + at, count, place + own); });
+                           [&](int32_t in_whole, int32_t in_part, int32_t count) { std::copy_n(row + in_whole, count, place + in_part); });
         return to;
     }
 };

@@ -61,7 +61,8 @@ public:
                                               law(contact.stiffness),
                                               law(contact.damping),
                                               couples_of(m, contact)};
-            alike[key].push_back(slot_of[c] = int32_t(slots.size()));
+            slot_of[c] = int32_t(slots.size());
+            alike[key].push_back(slot_of[c]);
             slots.push_back(
                 {c, pair.shape_a, {{{contact.impulse, size}, {contact.slack, size}, {start, count}, {output[contact.impulse], size}}}});
         }
@@ -73,12 +74,12 @@ public:
         }
         const int32_t sizes[] = {m.num_unknowns, m.num_parameters, m.num_impulses};
         for (const Vector v : {unknowns, parameters, impulses}) {
-            std::vector<char> own(sizes[v]);
+            std::vector<char> in_slot(sizes[v]);
             for (const Slot &slot : slots)
-                for (const Run &run : slot.in(v)) std::fill_n(own.begin() + run.from, run.count, 1);
+                for (const Run &run : slot.in(v)) std::fill_n(in_slot.begin() + run.from, run.count, 1);
             for (int32_t k = 0; k < sizes[v]; ++k) {
-                if (own[k]) continue;
-                if (k && !own[k - 1]) ++others[v].back().count;
+                if (in_slot[k]) continue;
+                if (k && !in_slot[k - 1]) ++others[v].back().count;
                 else others[v].push_back({k, 1});
             }
         }
@@ -86,7 +87,7 @@ public:
 
     bool some() const { return !slots.empty(); }
     int size() const { return int(slots.size()); }
-    int num_groups() const { return int(groups.size()); }  // of slots that may take each other's place
+    int num_groups() const { return int(groups.size()); }  // slots of one group may take each other's place
 
     // Ranks number the slots of one group after the other.
     const Slot &ranked(int32_t rank) const { return slots[by_rank[rank]]; }
@@ -103,11 +104,11 @@ public:
         return result;
     }
 
-    // Whether a number of a slot is not finite. Such a slot counts as one with a term, so that its part flags it.
+    // Whether a number of a slot is not finite. Such a slot counts as filled, so that its part flags it.
     bool is_broken(const double *p, const Slot &slot) const {
-        const Run &own = slot.runs[2];
+        const Run &run = slot.runs[2];
         double sum = 0.0;
-        for (int k = parameter::friction; k < own.count; ++k) sum += p[own.from + k];
+        for (int k = parameter::friction; k < run.count; ++k) sum += p[run.from + k];
         return !std::isfinite(sum);
     }
 
@@ -123,9 +124,13 @@ public:
         for (const std::vector<int32_t> &group : groups) {
             int32_t *empty = order + group.size();
             *count = 0;
-            for (const int32_t s : group) is_empty(p, slots[s]) ? void(*--empty = s) : void(order[(*count)++] = s);
+            for (const int32_t s : group) {
+                if (is_empty(p, slots[s])) *--empty = s;
+                else order[(*count)++] = s;
+            }
             std::reverse(empty, order + group.size());
-            order += group.size(), ++count;
+            order += group.size();
+            ++count;
         }
     }
 
@@ -133,7 +138,10 @@ public:
     template <class F>
     void each(Vector v, const std::vector<int32_t> &kept, const int32_t *order, F &&f) const {
         int32_t to = 0;
-        const auto put = [&](const Run &run) { f(run.from, to, run.count), to += run.count; };
+        const auto put = [&](const Run &run) {
+            f(run.from, to, run.count);
+            to += run.count;
+        };
         for (const Run &run : others[v]) put(run);
         for (size_t g = 0; g < groups.size(); order += groups[g++].size())
             for (int32_t k = 0; k < kept[g]; ++k)
@@ -146,7 +154,8 @@ public:
     void each_empty(const int32_t *order, const int32_t *count, F &&f) const {
         for (const std::vector<int32_t> &group : groups) {
             for (size_t k = *count; k < group.size(); ++k) f(slots[order[k]]);
-            order += group.size(), ++count;
+            order += group.size();
+            ++count;
         }
     }
 
@@ -176,7 +185,10 @@ private:
 
     bool is_empty(const double *p, const Slot &slot) const { return p[slot.term] < 0 && !is_broken(p, slot); }
 
-    // The places of a vector's numbers in the part, −1 of those that it lacks, and how many it has.
+    std::vector<int32_t> keep_contacts(Tables &m, const std::vector<char> &leaves, const std::vector<int32_t> &w,
+                                       const std::vector<int32_t> &p) const;
+
+    // The places of a vector's numbers in the part, −1 where the part lacks the number, and the count of its numbers.
     std::vector<int32_t> places(Vector v, const std::vector<int32_t> &kept, const std::vector<int32_t> &order, int32_t size,
                                 int32_t &count) const {
         std::vector<int32_t> to(size, -1);
@@ -201,7 +213,8 @@ public:
         const double mu = p[contact.parameters + parameter::friction];
         if (mu == friction && !contact.num_couples && !coupled) return;
         constexpr double gap = 2.0 * constant::near_terms::reach;
-        impulse[0] = kappa / gap, slack[0] = gap;
+        impulse[0] = kappa / gap;
+        slack[0] = gap;
         const auto start = [&](const ContactTable &own, double coefficient) {
             const int first = own.friction_impulse() - contact.impulse;
             const double height = coefficient * impulse[0];
@@ -213,7 +226,8 @@ public:
             const CoupleTable &couple = m.couples[contact.first_couple + k];
             start(couple.friction, p[couple.parameter]);
         }
-        friction = mu, coupled = contact.num_couples > 0;
+        friction = mu;
+        coupled = contact.num_couples > 0;
     }
 
 private:
@@ -222,13 +236,16 @@ private:
 };
 
 // The schedule of a part: blocks that are zero in the factors are left out. `present`: by offset, whether a block of the matrix is not zero;
-// then also those of the factors. `place` becomes the offset in the part, −1 of blocks that are left out.
+// then also the blocks of the factors. `place` becomes the offset in the part, −1 of blocks that are left out.
 inline std::vector<int32_t> reduced_schedule(const Schedule &whole, std::vector<char> &present, std::vector<int32_t> &place) {
     std::vector<std::vector<int>> kept;
     std::vector<int32_t> table{int32_t(whole.steps.size()), 0, 0, 0, whole.num_rows, whole.max_size};
     place.assign(whole.num_values, -1);
     int32_t end = 0;
-    const auto put = [&](int32_t offset, int32_t count) { place[offset] = end, end += count; };
+    const auto put = [&](int32_t offset, int32_t count) {
+        place[offset] = end;
+        end += count;
+    };
     for (const Schedule::Step &step : whole.steps) {
         std::vector<int> &links = kept.emplace_back();
         put(step.diagonal, step.size * step.size);
@@ -236,11 +253,13 @@ inline std::vector<int32_t> reduced_schedule(const Schedule &whole, std::vector<
             const Schedule::Link &link = step.links[k];
             if (!present[link.upper] && !present[link.lower]) continue;
             links.push_back(k);
-            put(link.upper, step.size * link.size), put(link.lower, step.size * link.size);
+            put(link.upper, step.size * link.size);
+            put(link.lower, step.size * link.size);
         }
         for (const int j : links)
             for (const int k : links) present[step.targets[j * step.num_links + k]] = 1;
-        table[1] += int32_t(links.size()), table[2] += int32_t(links.size() * links.size());
+        table[1] += int32_t(links.size());
+        table[2] += int32_t(links.size() * links.size());
     }
     table[3] = end;
     for (size_t i = 0; i < kept.size(); ++i) {
@@ -256,30 +275,73 @@ inline std::vector<int32_t> reduced_schedule(const Schedule &whole, std::vector<
     return table;
 }
 
-inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
-    Tables m = whole;
-    m.polytope_numbers.clear(), m.polytopes.clear();  // pairs point to those of the whole
-    std::vector<int32_t> order, contact_of(whole.num_contacts, -1);
-    std::vector<char> leaves(whole.num_contacts);
-    for (size_t g = 0; g < groups.size(); ++g) {
-        order.insert(order.end(), groups[g].begin(), groups[g].end());
-        for (size_t k = kept[g]; k < groups[g].size(); ++k) leaves[slots[groups[g][k]].contact] = 1;
-    }
-    const std::vector<int32_t> w = places(unknowns, kept, order, whole.num_unknowns, m.num_unknowns);
-    const std::vector<int32_t> p = places(parameters, kept, order, whole.num_parameters + whole.num_samples, m.num_parameters);
-    m.num_parameters -= m.num_samples;
-    const std::vector<int32_t> out = places(impulses, kept, order, whole.num_impulses, m.num_impulses);
-    const auto move = [](const std::vector<int32_t> &to, auto &...fields) { ((fields = fields < 0 ? fields : to[fields]), ...); };
+// Fields with places in the whole become places in the part; −1 stays.
+template <class... Fields>
+void move_places(const std::vector<int32_t> &to, Fields &...fields) {
+    ((fields = fields < 0 ? fields : to[fields]), ...);
+}
 
-    m.contacts.clear(), m.pairs.clear(), m.couples.clear();
+// Moves the places of unknowns (w) and of parameters (p) in the tables of all elements but contacts, whose new numbers `contact_of` has.
+inline void move_elements(Tables &m, const std::vector<int32_t> &w, const std::vector<int32_t> &p, const std::vector<int32_t> &contact_of) {
+    for (JointTable &joint : m.joints) {
+        move_places(w, joint.row);
+        move_places(p, joint.parameters, joint.armature, joint.stiffness, joint.lower, joint.upper);
+    }
+    for (JointConeTable &cone : m.joint_cones) {
+        move_places(w, cone.impulse, cone.slack);
+        move_places(p, cone.parameter, cone.fastest);
+    }
+    for (CoupleTable &couple : m.couples) {
+        move_places(w, couple.friction.impulse, couple.friction.slack);
+        move_places(p, couple.parameter);
+        move_places(contact_of, couple.contact);
+    }
+    for (CouplingTable &coupling : m.couplings) {
+        move_places(w, coupling.row);
+        move_places(p, coupling.parameters);
+    }
+    for (CouplingEndTable &end : m.coupling_ends) move_places(p, end.coefficient);
+}
+
+// Moves the blocks of the matrix, and returns the schedule of the part.
+inline std::vector<int32_t> move_blocks(Tables &m, const MechanismTable &whole) {
+    std::vector<char> present(whole.schedule.num_values);
+    const auto mark = [&](auto... offsets) { ((offsets < 0 ? void() : void(present[offsets] = 1)), ...); };
+    for (const JointTable &joint : m.joints) mark(joint.child_joint, joint.joint_child, joint.parent_joint, joint.joint_parent);
+    for (const PairTable &pair : m.pairs) mark(pair.body_other, pair.other_body);
+    for (const CouplingEndTable &end : m.coupling_ends)
+        for (int k = 0; k < 2; ++k) mark(end.body_coupling[k], end.coupling_body[k]);
+    std::vector<int32_t> place;
+    std::vector<int32_t> schedule = reduced_schedule(whole.schedule, present, place);
+    for (BodyTable &body : m.bodies) move_places(place, body.diagonal);
+    for (JointTable &joint : m.joints)
+        move_places(place, joint.diagonal, joint.child_joint, joint.joint_child, joint.parent_joint, joint.joint_parent);
+    for (PairTable &pair : m.pairs) move_places(place, pair.body_other, pair.other_body);
+    for (CouplingTable &coupling : m.couplings) move_places(place, coupling.diagonal);
+    for (CouplingEndTable &end : m.coupling_ends)
+        for (int k = 0; k < 2; ++k) move_places(place, end.body_coupling[k], end.coupling_body[k]);
+    m.fill.clear();
+    for (const Fill &block : whole.fill)
+        if (place[block.offset] >= 0) m.fill.push_back({place[block.offset], block.count});
+    m.num_fill = int32_t(m.fill.size());
+    return schedule;
+}
+
+// Keeps the contacts of the part, with their pairs. Returns their numbers there, −1 of contacts that `leaves` marks.
+inline std::vector<int32_t> Slots::keep_contacts(Tables &m, const std::vector<char> &leaves, const std::vector<int32_t> &w,
+                                                 const std::vector<int32_t> &p) const {
+    std::vector<int32_t> contact_of(whole.num_contacts, -1);
+    m.contacts.clear();
+    m.pairs.clear();
+    m.couples.clear();
     for (int c = 0; c < whole.num_contacts; ++c) {
         if (leaves[c]) {
             m.num_cones -= 2 + cones_of_couples(whole, whole.contacts[c]);  // the gap and a disc
             continue;
         }
         ContactTable contact = whole.contacts[c];
-        move(w, contact.impulse, contact.slack);
-        move(p, contact.parameters, contact.restitution, contact.recovery_speed, contact.stiffness, contact.damping);
+        move_places(w, contact.impulse, contact.slack);
+        move_places(p, contact.parameters, contact.restitution, contact.recovery_speed, contact.stiffness, contact.damping);
         contact.law = contact_of[c] = int32_t(m.contacts.size());
         const auto couple = whole.couples.begin() + contact.first_couple;
         contact.first_couple = int32_t(m.couples.size());
@@ -287,42 +349,35 @@ inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
         if (contact.pair >= 0) {
             m.pairs.push_back(whole.pairs[contact.pair]);
             contact.pair = int32_t(m.pairs.size()) - 1;
-            move(p, m.pairs.back().shape_a, m.pairs.back().shape_b, m.pairs.back().samples);
+            move_places(p, m.pairs.back().shape_a, m.pairs.back().shape_b, m.pairs.back().samples);
         }
         m.contacts.push_back(contact);
     }
-    for (JointTable &joint : m.joints)
-        move(w, joint.row), move(p, joint.parameters, joint.armature, joint.stiffness, joint.lower, joint.upper);
-    for (JointConeTable &cone : m.joint_cones) move(w, cone.impulse, cone.slack), move(p, cone.parameter, cone.fastest);
-    for (CoupleTable &couple : m.couples) {
-        move(w, couple.friction.impulse, couple.friction.slack), move(p, couple.parameter), move(contact_of, couple.contact);
+    m.num_contacts = int32_t(m.contacts.size());
+    m.num_pairs = int32_t(m.pairs.size());
+    m.num_couples = int32_t(m.couples.size());
+    return contact_of;
+}
+
+inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
+    Tables m = whole;
+    m.polytope_numbers.clear();
+    m.polytopes.clear();  // pairs point to the polytopes of the whole
+    std::vector<int32_t> order;
+    std::vector<char> leaves(whole.num_contacts);
+    for (size_t g = 0; g < groups.size(); ++g) {
+        order.insert(order.end(), groups[g].begin(), groups[g].end());
+        for (size_t k = kept[g]; k < groups[g].size(); ++k) leaves[slots[groups[g][k]].contact] = 1;
     }
-    for (CouplingTable &coupling : m.couplings) move(w, coupling.row), move(p, coupling.parameters);
-    for (CouplingEndTable &end : m.coupling_ends) move(p, end.coefficient);
+    const std::vector<int32_t> w = places(unknowns, kept, order, whole.num_unknowns, m.num_unknowns);
+    const std::vector<int32_t> p = places(parameters, kept, order, whole.num_parameters + whole.num_samples, m.num_parameters);
+    const std::vector<int32_t> out = places(impulses, kept, order, whole.num_impulses, m.num_impulses);
+    m.num_parameters -= m.num_samples;
+    move_elements(m, w, p, keep_contacts(m, leaves, w, p));
     m.impulses.resize(m.num_impulses);
     for (int k = 0; k < whole.num_impulses; ++k)
         if (out[k] >= 0) m.impulses[out[k]] = w[whole.impulses[k]];
-
-    std::vector<char> present(whole.schedule.num_values);
-    const auto mark = [&](auto... offsets) { ((offsets < 0 ? void() : void(present[offsets] = 1)), ...); };
-    for (const JointTable &joint : m.joints) mark(joint.child_joint, joint.joint_child, joint.parent_joint, joint.joint_parent);
-    for (const PairTable &pair : m.pairs) mark(pair.body_other, pair.other_body);
-    for (const CouplingEndTable &end : m.coupling_ends)
-        for (int k = 0; k < 2; ++k) mark(end.body_coupling[k], end.coupling_body[k]);
-    std::vector<int32_t> v;
-    const std::vector<int32_t> schedule = reduced_schedule(whole.schedule, present, v);
-    for (BodyTable &body : m.bodies) move(v, body.diagonal);
-    for (JointTable &joint : m.joints)
-        move(v, joint.diagonal, joint.child_joint, joint.joint_child, joint.parent_joint, joint.joint_parent);
-    for (PairTable &pair : m.pairs) move(v, pair.body_other, pair.other_body);
-    for (CouplingTable &coupling : m.couplings) move(v, coupling.diagonal);
-    for (CouplingEndTable &end : m.coupling_ends)
-        for (int k = 0; k < 2; ++k) move(v, end.body_coupling[k], end.coupling_body[k]);
-    m.fill.clear();
-    for (const Fill &block : whole.fill)
-        if (v[block.offset] >= 0) m.fill.push_back({v[block.offset], block.count});
-    m.num_contacts = int32_t(m.contacts.size()), m.num_couples = int32_t(m.couples.size());
-    m.num_pairs = int32_t(m.pairs.size()), m.num_fill = int32_t(m.fill.size());
+    const std::vector<int32_t> schedule = move_blocks(m, whole);
     return MechanismTable(std::move(m), schedule.data());
 }
 

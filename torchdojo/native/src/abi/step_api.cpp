@@ -15,9 +15,13 @@ namespace {
 
 Options native_options(const TdOptions &o) {
     Options options;
-    options.kappa = o.kappa, options.residual_tol = o.residual_tol, options.path_tol = o.path_tol;
-    options.max_iterations = o.max_iterations, options.min_iterations = o.min_iterations;
-    options.max_halvings = o.max_halvings, options.warm_iterations = o.warm_iterations;
+    options.kappa = o.kappa;
+    options.residual_tol = o.residual_tol;
+    options.path_tol = o.path_tol;
+    options.max_iterations = o.max_iterations;
+    options.min_iterations = o.min_iterations;
+    options.max_halvings = o.max_halvings;
+    options.warm_iterations = o.warm_iterations;
     options.depenetration_speed = o.depenetration_speed;
     options.complementarity_aware = o.gradient_mode == complementarity_aware;
     options.limit = o.gradient_mode == exact || options.complementarity_aware;
@@ -81,9 +85,9 @@ int64_t td_same(int64_t count, const void *const *tensors, const void *address, 
                 const char *copy) {
     const auto data = reinterpret_cast<int32_t (*)(const void *, const void **)>(reinterpret_cast<uintptr_t>(address));
     for (int64_t i = 0; i < count; copy += bytes[i++]) {
-        const void *now = nullptr;
-        if (data(&tensors[i], &now) || now != arrays[i]) return 0;
-        if (bytes[i] && std::memcmp(now, copy, size_t(bytes[i]))) return 0;  // an empty array may be a null pointer
+        const void *current = nullptr;
+        if (data(&tensors[i], &current) || current != arrays[i]) return 0;
+        if (bytes[i] && std::memcmp(current, copy, size_t(bytes[i]))) return 0;  // an empty array may be a null pointer
     }
     return 1;
 }
@@ -101,7 +105,8 @@ void td_rollout(void *handle, const TdOptions *o, const TdRollout *r) {
     options.max_total_iterations = o->max_total_iterations;
     if (o->budget) {
         options.max_total_iterations = std::min(o->budget, o->max_total_iterations);
-        options.give_up = true, options.max_halvings = 0;
+        options.give_up = true;
+        options.max_halvings = 0;
     }
     expect(r->z, (r->environments - 1) * r->z_stride + r->steps / r->every * state_size * h.table.num_bodies);
     expect(r->impulses, r->environments * (r->steps / r->repeat) * h.table.num_impulses);
@@ -159,7 +164,8 @@ void td_minimal_jacobian(void *handle, const TdOptions *o, const TdRollout *r, c
 
 void td_linearize(void *handle, const TdOptions *o, const TdRollout *r, const double *x, double *out) {
     td_rollout(handle, o, r);
-    x ? td_minimal_jacobian(handle, o, r, x, out) : td_jacobian(handle, o, r, out);
+    if (x) td_minimal_jacobian(handle, o, r, x, out);
+    else td_jacobian(handle, o, r, out);
 }
 
 void td_map(void *handle, const TdMap *m) {
@@ -187,7 +193,8 @@ void td_near_terms(void *handle, const TdNear *near) {
             for (int k = 0; k < 2; ++k) {
                 if (bodies[k] == m.num_bodies) continue;
                 const double *state = near->z + (n * m.num_bodies + bodies[k]) * state_size;
-                x[k] = load3(state), R[k] = rotation_matrix(load4(state + 6));
+                x[k] = load3(state);
+                R[k] = rotation_matrix(load4(state + 6));
             }
             near->counts[n] = search(*pair.cores[0], *pair.cores[1], x, R, near->reach[n], near->capacity,
                                      near->terms + 3 * n * near->capacity, near->gaps + n * near->capacity, start);
@@ -214,7 +221,7 @@ void td_near_rollout(void *handle, const TdOptions *o, const TdRollout *r, const
 void td_near_adjoint(void *handle, const TdOptions *o, const TdRollout *r, const TdNearSteps *near, const TdGradient *g) {
     Handle &h = *static_cast<Handle *>(handle);
     Options options = native_options(*o);
-    options.max_total_iterations = o->max_total_iterations;  // of parts that are solved again
+    options.max_total_iterations = o->max_total_iterations;  // for parts that are solved again
     in_parallel(
         r->environments, o->threads,
         [&](int64_t first, int64_t last, bool, int64_t) { NearSteps(h, options, *r, *near, first, last).backward(o->grad_kappa, *g); },

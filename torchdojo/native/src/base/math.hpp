@@ -21,11 +21,15 @@ TD_INLINE Vec3<T> load3(const T *p) {
 }
 template <class T>
 TD_INLINE void store3(T *p, const Vec3<T> &v) {
-    p[0] = v.x, p[1] = v.y, p[2] = v.z;
+    p[0] = v.x;
+    p[1] = v.y;
+    p[2] = v.z;
 }
 template <class T>
 TD_INLINE void add3(T *p, const Vec3<T> &v) {
-    p[0] += v.x, p[1] += v.y, p[2] += v.z;
+    p[0] += v.x;
+    p[1] += v.y;
+    p[2] += v.z;
 }
 
 template <class A, class B>
@@ -87,6 +91,27 @@ TD_INLINE Mat3<T> operator*(const Mat3<T> &a, const Mat3<T> &b) {
     return r;
 }
 
+// block = [x]× and block += [x]×, in a matrix whose rows are `stride` apart.
+template <class T>
+TD_INLINE void store_skew(T *block, int stride, const Vec3<T> &x) {
+    for (int k = 0; k < 3; ++k) block[k * (stride + 1)] = T{};
+    block[1] = -x.z;
+    block[2] = x.y;
+    block[stride] = x.z;
+    block[stride + 2] = -x.x;
+    block[2 * stride] = -x.y;
+    block[2 * stride + 1] = x.x;
+}
+template <class T>
+TD_INLINE void add_skew(T *block, int stride, const Vec3<T> &x) {
+    block[1] -= x.z;
+    block[2] += x.y;
+    block[stride] += x.z;
+    block[stride + 2] -= x.x;
+    block[2 * stride] -= x.y;
+    block[2 * stride + 1] += x.x;
+}
+
 // a += x yᵀ, a += s I, a += [x]×
 template <class T>
 TD_INLINE void add_outer(Mat3<T> &a, const Vec3<T> &x, const Vec3<T> &y) {
@@ -95,11 +120,13 @@ TD_INLINE void add_outer(Mat3<T> &a, const Vec3<T> &x, const Vec3<T> &y) {
 }
 template <class T>
 TD_INLINE void add_diagonal(Mat3<T> &a, const T &s) {
-    a.m[0] += s, a.m[4] += s, a.m[8] += s;
+    a.m[0] += s;
+    a.m[4] += s;
+    a.m[8] += s;
 }
 template <class T>
 TD_INLINE void add_skew(Mat3<T> &a, const Vec3<T> &x) {
-    a.m[1] -= x.z, a.m[2] += x.y, a.m[3] += x.z, a.m[5] -= x.x, a.m[6] -= x.y, a.m[7] += x.x;
+    add_skew(a.m, 3, x);
 }
 
 template <class T>

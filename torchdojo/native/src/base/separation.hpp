@@ -13,13 +13,16 @@ inline Vec3<double> farthest(const Polytope &core, const Vec3<double> &x, const 
     double most = -std::numeric_limits<double>::infinity();
     for (int i = 0; i < core.vertices; ++i) {
         const double height = dot(core.corner(i), local);
-        if (height > most) most = height, best = i;
+        if (height > most) {
+            most = height;
+            best = i;
+        }
     }
     return x + R * core.corner(best);
 }
 
-// The least extent of a polytope across one of its faces; that of a point or a segment is that of its round part, that of an ellipsoid its
-// shortest axis.
+// The least extent of a polytope across one of its faces. A point or a segment has the extent of its round part, an ellipsoid its shortest
+// axis.
 inline double thickness(const Polytope &core) {
     if (core.ellipsoid) return 2 * (core.shortest_axis() + core.radius);
     double least = core.faces ? std::numeric_limits<double>::infinity() : 0.0;
@@ -34,7 +37,7 @@ inline double thickness(const Polytope &core) {
 // A simplex of up to four points, and its point that is nearest to the origin.
 class NearestSimplex {
 public:
-    // The nearest point once another corner is added, which is one of those that carry it. Zero if the origin is inside.
+    // Adds a corner, which is one of the corners that carry the nearest point, and returns this point. Zero if the origin is inside.
     Vec3<double> add(const Vec3<double> &point) {
         y[size++] = point;
         const int last = size - 1;
@@ -45,7 +48,11 @@ public:
             Vec3<double> v;
             if (!carries(chosen, v)) continue;
             const double square = dot(v, v);
-            if (square < least) least = square, best = chosen, nearest = v;
+            if (square < least) {
+                least = square;
+                best = chosen;
+                nearest = v;
+            }
         }
         int kept = 0;
         for (int k = 0; k < last; ++k)
@@ -74,17 +81,19 @@ private:
             if (!(square > 0)) return false;
             share[0] = -dot(e[0], base) / square;
         } else {
-            // of two or three edges: by the vectors that are perpendicular to the others
+            // Shares of two or three edges follow from the vectors that are perpendicular to the other edges.
             const Vec3<double> third = n == 3 ? e[2] : cross(e[0], e[1]);
             const double volume = dot(e[0], cross(e[1], third));
             if (!(volume != 0)) return false;
-            share[0] = -dot(base, cross(e[1], third)) / volume, share[1] = -dot(base, cross(third, e[0])) / volume;
+            share[0] = -dot(base, cross(e[1], third)) / volume;
+            share[1] = -dot(base, cross(third, e[0])) / volume;
             if (n == 3) share[2] = -dot(base, cross(e[0], e[1])) / volume;
         }
         double left = 1.0;
         for (int k = 0; k < n; ++k) {
             if (!(share[k] >= 0)) return false;
-            left -= share[k], v = v + share[k] * e[k];
+            left -= share[k];
+            v = v + share[k] * e[k];
         }
         return left >= 0;
     }

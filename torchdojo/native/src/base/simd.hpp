@@ -144,7 +144,7 @@ TD_INLINE Pack sqrt(const Pack &x) {
 }
 
 // a/b and √x for b and x between 1e-290 and 1e290, to the last bit or the next one; zero and infinity give NaN. Registers of 512 bits wait 16
-// and 24 cycles for the divider, and these take a third of that.
+// and 24 cycles for the divider. These functions take a third of that time.
 TD_INLINE double quotient(double a, double b) { return a / b; }
 TD_INLINE double root(double x) { return __builtin_sqrt(x); }
 #if defined(__AVX512F__)

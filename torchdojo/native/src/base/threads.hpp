@@ -29,7 +29,8 @@ public:
         {
             std::lock_guard<std::mutex> guard(lock);
             start(threads - 1);
-            call.next = calls, calls = &call;
+            call.next = calls;
+            calls = &call;
             ++published;
         }
         wake.notify_all();
@@ -39,7 +40,11 @@ public:
         while (*place != &call) place = &(*place)->next;
         *place = call.next;
         // The last blocks are on their way. Most calls end within the time that a sleep would take.
-        for (int spins = 0; call.inside && spins < caller_spins; ++spins) guard.unlock(), relax(), guard.lock();
+        for (int spins = 0; call.inside && spins < caller_spins; ++spins) {
+            guard.unlock();
+            relax();
+            guard.lock();
+        }
         done.wait(guard, [&] { return !call.inside; });
     }
 
@@ -109,7 +114,8 @@ private:
         std::unique_lock<std::mutex> guard(lock);
         for (;;) {
             if (Call *call = find_open()) {
-                --call->places, ++call->inside;
+                --call->places;
+                ++call->inside;
                 guard.unlock();
                 call->work_off();
                 guard.lock();

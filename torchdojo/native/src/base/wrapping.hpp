@@ -9,13 +9,16 @@
 namespace torchdojo::wrapping {
 
 constexpr double smallest = 1e-15;  // [m], [1] lengths and determinants below do not count
-constexpr int iterations = 30;  // of Newton's method; the string starts at z = start, on the convex side of the root
+constexpr int iterations = 30;  // most iterations of Newton's method, which starts at z = start_z, on the convex side of the root
 constexpr double start_z = 1 - 1e-7, converged = 1e-14, pi = 3.14159265358979323846;
 
 inline double absolute(double a) { return std::fabs(a); }
 inline double angle_of(double y, double x) { return std::atan2(y, x); }
 inline double arc_sine(double a) { return std::asin(a); }
-inline void turn_of(double a, double &c, double &s) { c = std::cos(a), s = std::sin(a); }
+inline void turn_of(double a, double &c, double &s) {
+    c = std::cos(a);
+    s = std::sin(a);
+}
 template <class R>
 Tangent<double, R> absolute(const Tangent<double, R> &a) {
     return a.v < 0.0 ? -a : a;
@@ -32,7 +35,8 @@ Tangent<double, R> arc_sine(const Tangent<double, R> &a) {
 template <class R>
 void turn_of(const Tangent<double, R> &a, Tangent<double, R> &c, Tangent<double, R> &s) {
     const double cosine = std::cos(a.v), sine = std::sin(a.v);
-    c = {cosine, -sine * a.d}, s = {sine, cosine * a.d};
+    c = {cosine, -sine * a.d};
+    s = {sine, cosine * a.d};
 }
 
 template <class S>
@@ -61,13 +65,14 @@ double length(const Vec3<S> &a) {
 // share: the fraction of the segment a b that is nearest to the origin, also outside of the segment. square: its squared length.
 struct Nearest {
     double share, square;
-    Flat<double> at;
+    Flat<double> point;
 
     Nearest(const Flat<double> &a, const Flat<double> &b, bool within) {
         const Flat<double> way{b.x - a.x, b.y - a.y};
-        square = dot(way, way), share = -dot(way, a) / std::max(square, smallest);
+        square = dot(way, way);
+        share = -dot(way, a) / std::max(square, smallest);
         const double s = within ? std::min(std::max(share, 0.0), 1.0) : share;
-        at = {a.x + s * way.x, a.y + s * way.y};
+        point = {a.x + s * way.x, a.y + s * way.y};
     }
 };
 
@@ -83,7 +88,7 @@ template <class S>
 Path<S> around(const Flat<S> &a, const Flat<S> &b, double radius, const Flat<double> *side) {
     const Flat<double> p = values(a), q = values(b);
     const Nearest nearest(p, q, true);
-    const bool blocked = dot(nearest.at, nearest.at) <= radius * radius;
+    const bool blocked = dot(nearest.point, nearest.point) <= radius * radius;
     bool forced = false;
     if (side) {
         const Flat<double> away{-side->x, -side->y};
@@ -103,7 +108,8 @@ Path<S> around(const Flat<S> &a, const Flat<S> &b, double radius, const Flat<dou
         arc = arc - angle_of(root, S(radius));
         return Flat<S>{share * (radius * point.x - sign * (root * point.y)), share * (radius * point.y + sign * (root * point.x))};
     };
-    path.first = touch(a, way), path.second = touch(b, -way);
+    path.first = touch(a, way);
+    path.second = touch(b, -way);
     path.arc = radius * arc;
     return path;
 }
@@ -114,21 +120,21 @@ Path<S> inside(const Flat<S> &a, const Flat<S> &b, double radius) {
     const Flat<double> p = values(a), q = values(b);
     const Nearest nearest(p, q, false);
     const bool cuts =
-        nearest.square > smallest && nearest.share > 0.0 && nearest.share < 1.0 && dot(nearest.at, nearest.at) <= radius * radius;
+        nearest.square > smallest && nearest.share > 0.0 && nearest.share < 1.0 && dot(nearest.point, nearest.point) <= radius * radius;
     const bool opposite = dot(p, q) < (smallest - 1.0) * length(p) * length(q);
     Path<S> path;
     path.wraps = length(p) > radius && length(q) > radius && !cuts && !opposite;
     if (!path.wraps) return path;
     const S sizes[2] = {sqrt(dot(a, a)), sqrt(dot(b, b))}, ratios[2] = {S(radius) / sizes[0], S(radius) / sizes[1]};
     const S swept = turned(a, b), angle = angle_of(absolute(swept), dot(a, b));
-    const double k[2] = {value(ratios[0]), value(ratios[1])}, known = value(angle);
-    const auto equation = [&](double z) { return std::asin(k[0] * z) + std::asin(k[1] * z) - 2.0 * std::asin(z) + known; };
+    const double k[2] = {value(ratios[0]), value(ratios[1])}, angle_value = value(angle);
+    const auto equation = [&](double z) { return std::asin(k[0] * z) + std::asin(k[1] * z) - 2.0 * std::asin(z) + angle_value; };
     const auto slope = [&](double z) {
         return k[0] / std::sqrt(1.0 - k[0] * k[0] * z * z) + k[1] / std::sqrt(1.0 - k[1] * k[1] * z * z) - 2.0 / std::sqrt(1.0 - z * z);
     };
     double z = start_z;
     Flat<S> direction;
-    if (equation(z) <= 0.0 && known > smallest) {
+    if (equation(z) <= 0.0 && angle_value > smallest) {
         for (int i = 0; i < iterations; ++i) {
             const double error = equation(z);
             if (!(std::fabs(error) > converged)) break;
@@ -203,11 +209,14 @@ Wrapped<S> wrap(const Vec3<S> &start, const Vec3<S> &end, const Vec3<S> &center,
         const auto size = [](const S &u, const S &v) { return sqrt(u * u + v * v); };
         const S ways[2] = {size(p[0].x - points[0].x, p[0].y - points[0].y), size(p[1].x - points[1].x, p[1].y - points[1].y)};
         const S rise = (p[1].z - p[0].z) / (ways[0] + arc + ways[1]);
-        points[0].z = p[0].z + rise * ways[0], points[1].z = p[0].z + rise * (ways[0] + arc);
+        points[0].z = p[0].z + rise * ways[0];
+        points[1].z = p[0].z + rise * (ways[0] + arc);
         arc = arc * sqrt(S(1.0) + rise * rise);
     }
-    result.wraps = true, result.arc = arc;
-    result.first = center + frame * points[0], result.second = center + frame * points[1];
+    result.wraps = true;
+    result.arc = arc;
+    result.first = center + frame * points[0];
+    result.second = center + frame * points[1];
     return result;
 }
 

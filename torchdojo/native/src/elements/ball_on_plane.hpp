@@ -34,7 +34,10 @@ struct BallOnPlane {
         Vec3<T> local[3];  // in the next body frame
         for (int i = 0; i < 3; ++i) local[i] = transposed_times(R, axes[i]);
         const Vec3<T> lever = center - radius * local[0];
-        out.n = n, out.t1 = t1, out.t2 = t2, out.lever[0] = R * lever;
+        out.n = n;
+        out.t1 = t1;
+        out.t2 = t2;
+        out.lever[0] = R * lever;
 
         T rows[3] = {dot(n, body.next.x - problem.bodies[pair.other].pose.x) + dot(local[0], center) - plane[parameter::surface::offset] -
                      radius};
@@ -44,26 +47,38 @@ struct BallOnPlane {
             if (i) rows[i] = dot(axes[i], v) + dot(moment, omega);
             const Vec3<T> turn = i ? cross(omega, moment) + cross(center, cross(local[i], omega)) : cross(center, local[0]);
             std::fill_n(out.rows[i], dual_size, T{});
-            store3(out.rows[i], i ? Vec3<T>{} : n), store3(out.rows[i] + 3, turn);
+            store3(out.rows[i], i ? Vec3<T>{} : n);
+            store3(out.rows[i] + 3, turn);
             const Vec3<T> twist = transposed_times(body.M, turn);
-            store3(data.rows + 6 * i, i ? axes[i] : h * n), store3(data.rows + 6 * i + 3, i ? twist + moment : twist);
-            for (int r = 0; r < 3; ++r) data.wrench[3 * r + i] = axes[i][r], data.wrench[3 * (3 + r) + i] = moment[r];
+            store3(data.rows + 6 * i, i ? axes[i] : h * n);
+            store3(data.rows + 6 * i + 3, i ? twist + moment : twist);
+            for (int r = 0; r < 3; ++r) {
+                data.wrench[3 * r + i] = axes[i][r];
+                data.wrench[3 * (3 + r) + i] = moment[r];
+            }
         }
 
         data.beta[0] = data.beta[1] = T{};
         if (contact.friction) tangential(contact, impulse + contact.cone, data.beta);
         const Vec3<T> force = impulse[0] * local[0] + data.beta[0] * local[1] + data.beta[1] * local[2];
         const Vec3<T> push = cross(lever, force), couple = linearize_couples(problem, contact, local, omega, w, body.M);
-        out.force = impulse[0] * n + data.beta[0] * t1 + data.beta[1] * t2, out.couple = R * couple;
+        out.force = impulse[0] * n + data.beta[0] * t1 + data.beta[1] * t2;
+        out.couple = R * couple;
         T *residual = &problem.residual[6 * contact.body];
-        add3(residual, -out.force), add3(residual + 3, -(push + couple));
+        add3(residual, -out.force);
+        add3(residual + 3, -(push + couple));
         Mat3<T> turned{};
-        add_skew(turned, push + couple), add_diagonal(turned, -dot(center, force)), add_outer(turned, center, force);
+        add_skew(turned, push + couple);
+        add_diagonal(turned, -dot(center, force));
+        add_outer(turned, center, force);
         const Mat3<T> by_omega = turned * body.M;
         T *D = &problem.values[problem.mechanism.bodies[contact.body].diagonal];
         for (int r = 0; r < 6; ++r) std::fill_n(out.wrench[0][r], dual_size, T{});
         for (int r = 0; r < 3; ++r)
-            for (int c = 0; c < 3; ++c) out.wrench[0][3 + r][3 + c] = turned.m[3 * r + c], D[21 + 6 * r + c] -= by_omega.m[3 * r + c];
+            for (int c = 0; c < 3; ++c) {
+                out.wrench[0][3 + r][3 + c] = turned.m[3 * r + c];
+                D[21 + 6 * r + c] -= by_omega.m[3 * r + c];
+            }
 
         T *row = &problem.residual[contact.impulse];
         row[0] = rows[0] - slack[0];
@@ -87,8 +102,10 @@ private:
                 spin[a] = dot(axis, omega);
                 total = total + (couple.friction.is_pyramid() ? impulse[1] - impulse[2] : impulse[1 + a]) * axis;
                 data.torque[a][0] = axis;
-                std::fill_n(data.next[a], dual_size, T{}), std::fill_n(data.rows[a], dual_size, T{});
-                store3(data.next[a] + 3, turn), store3(data.rows[a] + 3, transposed_times(M, turn) + axis);
+                std::fill_n(data.next[a], dual_size, T{});
+                std::fill_n(data.rows[a], dual_size, T{});
+                store3(data.next[a] + 3, turn);
+                store3(data.rows[a] + 3, transposed_times(M, turn) + axis);
             }
             friction_rows(couple.friction, problem.parameters[couple.parameter] * w[contact.impulse], impulse, slack, spin[0], spin[1],
                           &problem.residual[couple.friction.friction_impulse()]);

@@ -27,16 +27,16 @@ struct FreeData {
     T rate[6], coordinate[6];         // ċ⁺ and c⁺
     TwistRow<T> rate_row[6], coordinate_row[6];
     Vec3<T> own_axis[3];              // axes of the child in the joint frame, about which friction acts where three rotations are free
-    T own_rate[3];                    // and rates about them
+    T own_rate[3];                    // rates about these axes
     TwistRow<T> own_row[3];
     RotationVector<T> turn, now, next;  // rotation vectors of p⁺ p⁻¹; of p and p⁺ where components of the rotation vector are limited
-    T angle;                          // of a single limited rotation at the current configuration
+    T angle;                          // angle of a single limited rotation at the current configuration
     bool recovers;                    // whether a limit is violated by more than this step undoes, in some lane
     T incoming_rate[6];               // rate of the step before
     Relative<T> incoming;             // configuration before the step that led here
     RotationVector<T> incoming_turn;
     Vec3<T> limit_child[3], limit_parent[3];  // torques of limits on components of the rotation vector
-    T extra_impulse[3];               // and their impulses
+    T extra_impulse[3];               // impulses of these limits
     T mass[6], limit_mass[3];         // effective masses of the directions
 };
 
@@ -53,7 +53,7 @@ template <class T>
 struct JointConeData {
     T inverse[2];                     // 1/s of a limit, 1/p and 1/q of friction
     T stiffness;                      // γ/s or k
-    T left;                           // what the step leaves of the violation of a limit, at most zero: see prepare_limits
+    T left;                           // violation of a limit that the step leaves, at most zero: see prepare_limits
     T leaves;                         // 1 where it leaves something, else 0
     DriveData<T> drive;
 };
@@ -67,9 +67,12 @@ struct FrictionData {
 
     // Takes the numbers of `other` in the lanes of `mask`, but for the coupling.
     TD_INLINE void take(const Mask<T> &mask, const FrictionData &other) {
-        auto put = [&](T &own, const T &value) { own = select(mask, value, own); };
+        auto put = [&](T &number, const T &value) { number = select(mask, value, number); };
         for (int i = 0; i < 4; ++i) put(compliance[i], other.compliance[i]);
-        for (int i = 0; i < 2; ++i) put(cone_coupling[i], other.cone_coupling[i]), put(eta_slip[i], other.eta_slip[i]);
+        for (int i = 0; i < 2; ++i) {
+            put(cone_coupling[i], other.cone_coupling[i]);
+            put(eta_slip[i], other.eta_slip[i]);
+        }
         for (int i = 0; i < 3; ++i) put(eta_xi[i], other.eta_xi[i]);
     }
 };
@@ -124,9 +127,9 @@ struct CouplingEndData {
     RotationVector<T> angle, angle_next;  // at the current and the next configuration, for joints with several rotations
     Relative<T> relative_next;
     T coordinate, turns;  // at the current configuration: the coordinate, and the turns [rad] that an angle has on top
-    T coordinate_next;  // with the turns
+    T coordinate_next;  // the same at the next configuration, with the turns
     T coefficient;  // in the sum of leaders or of followers
-    T weight, weight_next;  // of the multiplier along the coordinate, and of the coordinate in the row, by the configurations
+    T weight, weight_next;  // factors of the multiplier along the coordinate, and of the coordinate in the row, by the configurations
     RowGradient<T, T> push;  // force and torques per unit along the coordinate, at the current configuration
     RowGradient<T, T> next;  // derivative of the weighted coordinate by the next poses
 };
@@ -137,7 +140,7 @@ struct CouplingData {
     T leading, leading_next;  // sums of the leaders' coordinates x at the current and the next configuration
     T gap_now;  // c
     T given, stretched;  // α/h and 1 + α d/h: the row has c⁺ stretched − c (stretched − 1) + λ given
-    T gap;  // of the row, where it is on
+    T gap;  // violation of the row, where it is on
 };
 
 template <class T>

@@ -64,7 +64,8 @@ TD_INLINE ConeScaling<T> cone_scaling(const Vec3<T> &xi, const Vec3<T> &eta) {
     const T xi_norm = hyperbolic_norm(xi), eta_norm = hyperbolic_norm(eta);
     const Vec3<T> a = (1.0 / xi_norm) * xi, b = (1.0 / eta_norm) * eta;
     const T inverse = 1.0 / sqrt(2.0 * (1.0 + dot(a, b)));
-    s.middle.y = (b.y - a.y) * inverse, s.middle.z = (b.z - a.z) * inverse;
+    s.middle.y = (b.y - a.y) * inverse;
+    s.middle.z = (b.z - a.z) * inverse;
     s.middle.x = sqrt(1.0 + s.middle.y * s.middle.y + s.middle.z * s.middle.z);
     const T root = 1.0 / sqrt(2.0 * (s.middle.x + 1.0));
     s.v = {(s.middle.x + 1.0) * root, s.middle.y * root, s.middle.z * root};
@@ -85,7 +86,8 @@ struct Disc {
             for (int j = 0; j < 2; ++j) N[2 * j + i] = P[2 * i] * Y[j] + P[2 * i + 1] * Y[2 + j];
         const T g[2] = {eta.y - eta.x * ratio * xi.y, eta.z - eta.x * ratio * xi.z};
         for (int i = 0; i < 2; ++i) m[i] = -(Y[i] * g[0] + Y[2 + i] * g[1]);
-        data.eta_slip[0] = -ratio * xi.y, data.eta_slip[1] = -ratio * xi.z;
+        data.eta_slip[0] = -ratio * xi.y;
+        data.eta_slip[1] = -ratio * xi.z;
         data.eta_xi = ratio * eta;
     }
 
@@ -95,9 +97,13 @@ struct Disc {
         T *N = data.compliance, *m = data.cone_coupling;
         const T u0 = s.middle.y, u1 = s.middle.z, stretch = 1.0 / (1.0 + 2.0 * (u0 * u0 + u1 * u1));
         const T scale = stretch / (s.theta * s.theta), ratio = 2.0 * s.middle.x * stretch;
-        N[0] = scale * (1.0 + 2.0 * u1 * u1), N[1] = N[2] = -2.0 * scale * u0 * u1, N[3] = scale * (1.0 + 2.0 * u0 * u0);
-        m[0] = -ratio * u0, m[1] = -ratio * u1;
-        data.eta_slip[0] = ratio * u0, data.eta_slip[1] = ratio * u1;
+        N[0] = scale * (1.0 + 2.0 * u1 * u1);
+        N[1] = N[2] = -2.0 * scale * u0 * u1;
+        N[3] = scale * (1.0 + 2.0 * u0 * u0);
+        m[0] = -ratio * u0;
+        m[1] = -ratio * u1;
+        data.eta_slip[0] = ratio * u0;
+        data.eta_slip[1] = ratio * u1;
         data.eta_xi = {s.theta * s.theta * stretch, T{}, T{}};
     }
 
@@ -106,8 +112,12 @@ struct Disc {
         const T speed = s1 * s1 + s2 * s2, high = max(height, level);
         const T first = (level + sqrt(level * level + 4.0 * high * high * speed)) / (2.0 * high);
         const T scale = level / (first * first - speed);
-        xi[0] = scale * first, xi[1] = -scale * s1, xi[2] = -scale * s2;
-        eta[0] = first, eta[1] = s1, eta[2] = s2;
+        xi[0] = scale * first;
+        xi[1] = -scale * s1;
+        xi[2] = -scale * s2;
+        eta[0] = first;
+        eta[1] = s1;
+        eta[2] = s2;
     }
 
     // A smoothed projection onto the path (disc_on_path in path_maps.py) of `W` discs side by side.
@@ -120,9 +130,11 @@ struct Disc {
             T inverse[W], length[W], base[W], tau[W], epsilon[W], gap[W];
             for (int i = 0; i < W; ++i) {
                 const Point &p = points[i];
-                inverse[i] = inverse_of(p.height), base[i] = kappa * inverse[i];
+                inverse[i] = inverse_of(p.height);
+                base[i] = kappa * inverse[i];
                 length[i] = root(max(p.t1 * p.t1 + p.t2 * p.t2, broadcast<T>(std::numeric_limits<double>::min())));
-                tau[i] = length[i] * inverse[i], epsilon[i] = base[i] * inverse[i] * p.mass;
+                tau[i] = length[i] * inverse[i];
+                epsilon[i] = base[i] * inverse[i] * p.mass;
             }
             disc_gaps<W>(tau, epsilon, gap);
             for (int i = 0; i < W; ++i) {

@@ -30,7 +30,8 @@ private:
         double *to = error.data();
         for (int i = 0; i < mechanism.num_bodies; ++i, z += state_size, nominal += state_size, to += tangent_size) {
             for (int k = 0; k < 3; ++k) {
-                to[k] = z[k] - nominal[k], to[3 + k] = z[3 + k] - nominal[3 + k];
+                to[k] = z[k] - nominal[k];
+                to[3 + k] = z[3 + k] - nominal[3 + k];
                 to[9 + k] = z[10 + k] - nominal[10 + k];
             }
             store3(to + 6, rotation_vector(conjugate(load4(nominal + 6)) * load4(z + 6)).theta);
@@ -45,10 +46,14 @@ private:
             if (!joint.free()) continue;
             const JointMotion<double> motion(joint, parameters, bodies[joint.parent], bodies[joint.child]);
             double *q = &error[link.coordinate], *qd = q + n;
-            motion.coordinates(q), motion.rates(qd);
+            motion.coordinates(q);
+            motion.rates(qd);
             const double *q0 = nominal + link.coordinate, *qd0 = q0 + n;
             if (joint.free_r() > 1) nearest(q + joint.free_t(), q0 + joint.free_t(), joint.free_r());
-            for (int k = 0; k < joint.free(); ++k) q[k] -= q0[k], qd[k] -= qd0[k];
+            for (int k = 0; k < joint.free(); ++k) {
+                q[k] -= q0[k];
+                qd[k] -= qd0[k];
+            }
             if (joint.free_r() == 1) q[joint.free_t()] -= 2.0 * turn * std::nearbyint(q[joint.free_t()] / (2.0 * turn));
         }
     }
@@ -59,7 +64,8 @@ private:
         int64_t k = 0;
         for (; k + pack_lanes <= size; k += pack_lanes) {
             Pack x, y;
-            std::memcpy(&x, a + k, sizeof x), std::memcpy(&y, b + k, sizeof y);
+            std::memcpy(&x, a + k, sizeof x);
+            std::memcpy(&y, b + k, sizeof y);
             sums += x * y;
         }
         double sum = 0.0;
@@ -71,7 +77,10 @@ private:
     // The representation of the rotation vector r that is nearest to another one.
     static void nearest(double *r, const double *to, int size) {
         double squared = 0.0, along = 0.0;
-        for (int k = 0; k < size; ++k) squared += r[k] * r[k], along += r[k] * to[k];
+        for (int k = 0; k < size; ++k) {
+            squared += r[k] * r[k];
+            along += r[k] * to[k];
+        }
         const double length = std::sqrt(squared);
         if (!(length > 0.0)) return;
         const double factor = 1.0 + turn * std::nearbyint((along / length - length) / turn) / length;
@@ -81,8 +90,8 @@ private:
 
 template <class Law>
 void Feedback::apply(const Law &f, const double *parameters, int64_t n, int64_t t, int64_t periods, const double *z) {
-    const int64_t m = f.inputs, at = t * m;
-    const auto row = [&](const double *array, const int64_t *rows) { return array ? array + rows[n] * periods * m + at : nullptr; };
+    const int64_t m = f.inputs, offset = t * m;
+    const auto row = [&](const double *array, const int64_t *rows) { return array ? array + rows[n] * periods * m + offset : nullptr; };
     const double *input = row(f.input, f.input_row), *feedforward = row(f.feedforward, f.feedforward_row), *gain = nullptr;
     if (f.gain) {
         gain = f.gain + (f.gain_row[n] * periods + t) * m * f.size;
@@ -90,13 +99,13 @@ void Feedback::apply(const Law &f, const double *parameters, int64_t n, int64_t 
         if (f.minimal) coordinates(parameters, z, nominal + t * 2 * mechanism.num_coordinates);
         else tangent(z, nominal + t * state_size * mechanism.num_bodies);
     }
-    double *u = f.applied + n * periods * m + at;
+    double *u = f.applied + n * periods * m + offset;
     for (int64_t i = 0; i < m; ++i) {
         double value = input[i];
         if (feedforward) value += f.scale[n] * feedforward[i];
         if (gain) value += dot(gain + i * f.size, error.data(), f.size);
         // Comparisons keep a value that is not a number, which flags the step.
-        u[i] = value < f.lower[at + i] ? f.lower[at + i] : value > f.upper[at + i] ? f.upper[at + i] : value;
+        u[i] = value < f.lower[offset + i] ? f.lower[offset + i] : value > f.upper[offset + i] ? f.upper[offset + i] : value;
     }
 }
 

@@ -18,12 +18,15 @@ namespace torchdojo {
 template <class T>
 void free_values(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const Relative<T> &next, FreeData<T> &free) {
     const T *p = &problem.parameters[joint.parameters];
-    Vec3<T> now, after;
-    if (joint.free_t()) now = problem.displacement(joint, data, data.now), after = problem.displacement(joint, data, next);
+    Vec3<T> d_now, d_next;
+    if (joint.free_t()) {
+        d_now = problem.displacement(joint, data, data.now);
+        d_next = problem.displacement(joint, data, next);
+    }
     for (int i = 0; i < joint.free_t(); ++i) {
         const Vec3<T> f = load3(p + parameter::translations + 3 * (joint.held_t + i));
-        free.coordinate[i] = dot(f, after);
-        free.rate[i] = problem.inverse_timestep * dot(f, after - now);
+        free.coordinate[i] = dot(f, d_next);
+        free.rate[i] = problem.inverse_timestep * dot(f, d_next - d_now);
     }
     if (!joint.free_r()) return;
     free.turn = rotation_vector(next.p * conjugate(data.now.p));
@@ -92,8 +95,8 @@ template <class T>
 TD_INLINE T recovery_speed(const Problem<T> &problem, const JointConeTable &cone) {
     const T speed = broadcast<T>(problem.depenetration_speed);
     if (cone.fastest < 0) return speed;
-    const T own = constant::recovery_share * problem.parameters[cone.fastest];
-    return select(own < speed, own, speed);
+    const T limit_speed = constant::recovery_share * problem.parameters[cone.fastest];
+    return select(limit_speed < speed, limit_speed, speed);
 }
 
 // left = min(r + h v, 0) with the room r of each limit at the current configuration.
@@ -103,8 +106,8 @@ void prepare_limits(Problem<T> &problem, const JointTable &joint, const JointDat
     for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
         const JointConeTable &cone = problem.mechanism.joint_cones[c];
         if (cone.on_rate()) continue;
-        JointConeData<T> &own = problem.joint_cones[c];
-        own.left = own.leaves = T{};
+        JointConeData<T> &cone_data = problem.joint_cones[c];
+        cone_data.left = cone_data.leaves = T{};
         if (!(problem.depenetration_speed > 0)) continue;
         bool translation;
         const Vec3<T> f = joint_direction(problem, joint, joint.held() + cone.coordinate, translation);
@@ -115,7 +118,8 @@ void prepare_limits(Problem<T> &problem, const JointTable &joint, const JointDat
         const T ahead = room + problem.timestep() * recovery_speed(problem, cone);
         const Mask<T> violated = ahead < T{};
         if (!any(violated)) continue;
-        own.left = select(violated, ahead, T{}), own.leaves = select(violated, broadcast<T>(1.0), T{});
+        cone_data.left = select(violated, ahead, T{});
+        cone_data.leaves = select(violated, broadcast<T>(1.0), T{});
         free.recovers = true;
     }
 }
@@ -132,9 +136,9 @@ void prepare_armature(const Problem<T> &problem, const JointTable &joint, const 
     } else {
         const auto before = [&](int body) {
             const T *state = &problem.z[state_size * body];
-            const bool known = body == problem.mechanism.num_bodies || !problem.by_turns();
-            const BodyData<T> &own = problem.bodies[body];
-            return known ? own.incoming : pose_before(own.pose, problem.timestep(), load3(state + 3), load3(state + 10));
+            const bool has_incoming = body == problem.mechanism.num_bodies || !problem.by_turns();
+            const BodyData<T> &body_data = problem.bodies[body];
+            return has_incoming ? body_data.incoming : pose_before(body_data.pose, problem.timestep(), load3(state + 3), load3(state + 10));
         };
         free.incoming = problem.relative(joint, before(joint.parent), before(joint.child), data.offset_quaternion);
         if (joint.free_t()) change = problem.displacement(joint, data, data.now) - problem.displacement(joint, data, free.incoming);
@@ -178,8 +182,8 @@ void prepare_masses(Problem<T> &problem, const JointTable &joint, const JointDat
         if (cone.kind != JointConeTable::drive) continue;
         DriveData<T> &drive = problem.joint_cones[c].drive;
         T &mass = free.mass[cone.coordinate], &added = drives[cone.coordinate];
-        const T *own = &problem.parameters[cone.parameter];
-        added = h * (own[n * parameter::drive::damping] + h * own[n * parameter::drive::stiffness]);
+        const T *drive_parameters = &problem.parameters[cone.parameter];
+        added = h * (drive_parameters[n * parameter::drive::damping] + h * drive_parameters[n * parameter::drive::stiffness]);
         drive.mass = quotient(mass, 1.0 + quotient(mass, added));
         mass += added;
     }
@@ -270,7 +274,7 @@ void linearize_cones(Problem<T> &problem, const JointTable &joint, JointData<T> 
 // The motion of a joint since one step back, which dampers see: numbers that all rows share. Rates have its turn and its configuration.
 template <class T>
 struct MeanMotion {
-    Vec3<T> change{};                 // of d
+    Vec3<T> change{};                 // change of d
     BodyPose<T> parent_back, child_back;
     Mat3<T> before;                   // R(p) one step back
     T inverse_child{}, inverse_parent{};  // 1/c
@@ -392,12 +396,18 @@ void condense_free(Problem<T> &problem, const JointTable &joint) {
     for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
         const JointConeTable &cone = problem.mechanism.joint_cones[c];
         const TwistRow<T> row = problem.joint_cones[c].stiffness * problem.cone_row(cone);
-        problem.each_row(cone, [&](int at, const T &weight) {
-            T *child = &problem.values[joint.joint_child] + 6 * at;
-            for (int k = 0; k < 3; ++k) child[k] += weight * row.linear[k], child[3 + k] += weight * row.child[k];
+        problem.each_row(cone, [&](int place, const T &weight) {
+            T *child = &problem.values[joint.joint_child] + 6 * place;
+            for (int k = 0; k < 3; ++k) {
+                child[k] += weight * row.linear[k];
+                child[3 + k] += weight * row.child[k];
+            }
             if (world) return;
-            T *parent = &problem.values[joint.joint_parent] + 6 * at;
-            for (int k = 0; k < 3; ++k) parent[k] -= weight * row.linear[k], parent[3 + k] += weight * row.parent[k];
+            T *parent = &problem.values[joint.joint_parent] + 6 * place;
+            for (int k = 0; k < 3; ++k) {
+                parent[k] -= weight * row.linear[k];
+                parent[3 + k] += weight * row.parent[k];
+            }
         });
     }
 }

@@ -9,7 +9,8 @@ namespace torchdojo {
 // Impulse along both axes, from the impulses of the friction.
 template <class R>
 TD_INLINE void tangential(const ContactTable &friction, const R *impulse, R *beta) {
-    beta[0] = impulse[1], beta[1] = impulse[2];
+    beta[0] = impulse[1];
+    beta[1] = impulse[2];
     if (friction.is_pyramid()) Pyramid<R>{friction}.tangential(impulse + 1, beta);
 }
 
@@ -25,7 +26,8 @@ TD_INLINE void friction_rows(const ContactTable &friction, const T &height, cons
         }
     } else if (friction.friction) {
         row[0] = impulse[0] - height;
-        row[1] = s1 - slack[1], row[2] = s2 - slack[2];
+        row[1] = s1 - slack[1];
+        row[2] = s2 - slack[2];
     }
 }
 

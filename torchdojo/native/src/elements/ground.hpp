@@ -19,8 +19,8 @@ struct Relief {
 template <class T>
 struct Heights : Relief<T> {
     T xxx, xxy, xyy, yyy;  // if asked for
-    T weight[2][3][4];  // of samples along x and y: of the height, of the slope, of the curvature
-    int32_t index[2][4][lanes<T>];  // of these samples
+    T weight[2][3][4];  // weights of samples along x and y, for the height, the slope and the curvature
+    int32_t index[2][4][lanes<T>];  // indices of these samples
 };
 
 // rows: per lane, the packed parameters; null in lanes without an environment.
@@ -33,18 +33,26 @@ Heights<T> heights_at(const PairTable &field, const double *const *rows, const T
         const int last = (d ? field.columns : field.rows) - 1;
         T t;
         for (int lane = 0; lane < lanes<T>; ++lane) {
-            const double at = get(*place[d], lane), floor = std::floor(at);
-            set(t, lane, at - floor);
-            // From one cell outside on, all samples are those of the edge. Places that are not a number stay so through t.
+            const double position = get(*place[d], lane), floor = std::floor(position);
+            set(t, lane, position - floor);
+            // From one cell outside on, all samples lie on the edge. Places that are not a number stay so through t.
             const int before = floor > -2.0 ? int(std::min(floor, last + 2.0)) : -2;
             for (int k = 0; k < 4; ++k) h.index[d][k][lane] = std::clamp(before - 1 + k, 0, last);
         }
         const T u = 1.0 - t;
         T *value = h.weight[d][0], *slope = h.weight[d][1], *bend = h.weight[d][2];
-        value[0] = u * u * u * (1.0 / 6.0), value[1] = 2.0 / 3.0 - t * t * (1.0 - 0.5 * t);
-        value[2] = 2.0 / 3.0 - u * u * (1.0 - 0.5 * u), value[3] = t * t * t * (1.0 / 6.0);
-        slope[0] = -0.5 * u * u, slope[1] = t * (1.5 * t - 2.0), slope[2] = u * (2.0 - 1.5 * u), slope[3] = 0.5 * t * t;
-        bend[0] = u, bend[1] = 3.0 * t - 2.0, bend[2] = 1.0 - 3.0 * t, bend[3] = t;
+        value[0] = u * u * u * (1.0 / 6.0);
+        value[1] = 2.0 / 3.0 - t * t * (1.0 - 0.5 * t);
+        value[2] = 2.0 / 3.0 - u * u * (1.0 - 0.5 * u);
+        value[3] = t * t * t * (1.0 / 6.0);
+        slope[0] = -0.5 * u * u;
+        slope[1] = t * (1.5 * t - 2.0);
+        slope[2] = u * (2.0 - 1.5 * u);
+        slope[3] = 0.5 * t * t;
+        bend[0] = u;
+        bend[1] = 3.0 * t - 2.0;
+        bend[2] = 1.0 - 3.0 * t;
+        bend[3] = t;
     }
     for (int lane = 0; lane < lanes<T>; ++lane) {
         const double *row = rows[lane];
@@ -63,10 +71,18 @@ Heights<T> heights_at(const PairTable &field, const double *const *rows, const T
         const T *w = h.weight[0][k], *a = along[m];
         return w[0] * a[0] + w[1] * a[1] + w[2] * a[2] + w[3] * a[3];
     };
-    h.s = sum(0, 0), h.x = sum(1, 0), h.y = sum(0, 1), h.xx = sum(2, 0), h.xy = sum(1, 1), h.yy = sum(0, 2);
+    h.s = sum(0, 0);
+    h.x = sum(1, 0);
+    h.y = sum(0, 1);
+    h.xx = sum(2, 0);
+    h.xy = sum(1, 1);
+    h.yy = sum(0, 2);
     if constexpr (third) {
         for (int i = 0; i < 4; ++i) along[3][i] = jerk(samples[i]);
-        h.xxx = jerk(along[0]), h.xxy = sum(2, 1), h.xyy = sum(1, 2), h.yyy = sum(0, 3);
+        h.xxx = jerk(along[0]);
+        h.xxy = sum(2, 1);
+        h.xyy = sum(1, 2);
+        h.yyy = sum(0, 3);
     }
     return h;
 }
@@ -83,11 +99,12 @@ TD_INLINE Dual<T> through(const T &value, const T &by_x, const Dual<T> &x, const
 
 // A ball above a surface (HeightField.gap): the distance to the tangent plane at the foot of its vertical, with the normal ∇φ/|∇φ|.
 template <class T, class S>
-geometry::Witness<S> above(const Vec3<S> &centre, const S &radius, const Relief<S> &at) {
+geometry::Witness<S> above(const Vec3<S> &centre, const S &radius, const Relief<S> &relief) {
     geometry::Witness<S> result;
-    const S one = S(broadcast<T>(1.0)), square = one / (one + at.x * at.x + at.y * at.y), height = centre.z - at.s;
+    const S one = S(broadcast<T>(1.0)), square = one / (one + relief.x * relief.x + relief.y * relief.y), height = centre.z - relief.s;
     const S across = height * square;
-    const S a = at.x + across * (at.x * at.xx + at.y * at.xy), b = at.y + across * (at.x * at.xy + at.y * at.yy);
+    const S a = relief.x + across * (relief.x * relief.xx + relief.y * relief.xy),
+            b = relief.y + across * (relief.x * relief.xy + relief.y * relief.yy);
     const S up = one / sqrt(one + a * a + b * b);
     result.normal = {-(a * up), -(b * up), up};
     result.distance = height * sqrt(square) - radius;
@@ -139,7 +156,7 @@ void add_samples(ParameterSum<T> &to, const PairTable &field, const double *cons
 template <class T>
 struct GroundFrame {
     Vec3<T> axis[3], by[2][3];  // derivatives of the axes by a and b
-    Vec3<T> tilt[2];  // of a and b by the center of the ball
+    Vec3<T> tilt[2];  // derivatives of a and b by the center of the ball
     T distance, steepness;  // |∇φ|
 };
 
@@ -157,7 +174,9 @@ TD_INLINE GroundFrame<T> ground_frame(const PairTable &field, const double *cons
     const T a = sx + w * qx, b = sy + w * qy, length = root(1.0 + a * a + b * b), up = inverse_of(length), share = inverse_of(1.0 + up);
     const Vec3<T> n = {-(a * up), -(b * up), up};
     const T across = n.x * n.y * share, level = root(square);
-    f.axis[0] = n, f.axis[1] = {1.0 - n.x * n.x * share, -across, -n.x}, f.axis[2] = {-across, 1.0 - n.y * n.y * share, -n.y};
+    f.axis[0] = n;
+    f.axis[1] = {1.0 - n.x * n.x * share, -across, -n.x};
+    f.axis[2] = {-across, 1.0 - n.y * n.y * share, -n.y};
     f.distance = height * level - radius;
     if constexpr (!derived) return f;
     f.steepness = level * length;

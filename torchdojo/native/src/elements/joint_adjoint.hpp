@@ -44,13 +44,13 @@ private:
         for (int i = 0; i < joint.free(); ++i) {
             bool translation;
             const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
-            RowGradient<T, T> &now = out.coordinate[i], &change = out.difference[i], then;
+            RowGradient<T, T> &coordinate = out.coordinate[i], &change = out.difference[i], then;
             if (translation) {
-                now = change = translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f);
+                coordinate = change = translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f);
                 if (mean_rate)
                     then = translation_gradient(parent.one_step_back(), child.one_step_back(), data.offset, data.before, anchor, f);
             } else {
-                if (joint.has_spring) now = angle_gradient(joint, data.offset, data.now.p, data.angle, f);
+                if (joint.has_spring) coordinate = angle_gradient(joint, data.offset, data.now.p, data.angle, f);
                 if (mean_rate) {
                     const Vec3<T> g = right_jacobian_inverse(data.turn, f), in_parent = data.offset * (before * g);
                     change = {Vec3<T>{}, left_jacobian_inverse(data.turn, f), -in_parent};
@@ -86,12 +86,12 @@ private:
             RowGradient<T, T> before;
             const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
             if (translation) {
-                const auto now = translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f);
+                const auto current = translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f);
                 out.rate_next[i] = translation_gradient(parent.next, child.next, data.offset, data.next, anchor, f);
                 out.coordinate_next[i] = out.rate_next[i];
-                out.rate_now[i] = {-now.x_child, -now.phi_child, -now.phi_parent};
+                out.rate_now[i] = {-current.x_child, -current.phi_child, -current.phi_parent};
                 if (joint.armature < 0) continue;
-                out.incoming_now[i] = now;
+                out.incoming_now[i] = current;
                 const auto g = translation_gradient(parent.incoming, child.incoming, data.offset, from.incoming, anchor, f);
                 before = {-g.x_child, -g.phi_child, -g.phi_parent};
             } else {
@@ -118,8 +118,11 @@ private:
             if (cone.is_pair()) {
                 const R nu = inverse * adjoint.multiplier[cone.impulse + cone.stride];
                 problem.each_row(cone, [&](int row, const T &weight) { rate[row - joint.held()] -= weight * nu; });
-            } else if (cone.limits_rate()) rate[cone.coordinate] -= (cone.sign() * inverse) * adjoint.multiplier[cone.impulse];
-            else coordinate[cone.coordinate] -= cone.sign() * adjoint.multiplier[cone.impulse];
+            } else if (cone.limits_rate()) {
+                rate[cone.coordinate] -= (cone.sign() * inverse) * adjoint.multiplier[cone.impulse];
+            } else {
+                coordinate[cone.coordinate] -= cone.sign() * adjoint.multiplier[cone.impulse];
+            }
         }
         if (joint.driven && joint.input >= 0)  // −ν times the derivative of λ/(g h) − (u − m)/g
             for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
@@ -172,10 +175,10 @@ private:
         Vec3<R> weight{};
         for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
             const JointConeTable &cone = problem.mechanism.joint_cones[c];
-            const int own = problem.own_axis(cone);
-            if (own < 0) continue;
-            pushed[own] = 0.5 * (adjoint.point[cone.impulse] - adjoint.point[cone.impulse + cone.stride]);
-            weight[own] = (1.0 / problem.timestep()) * adjoint.multiplier[cone.impulse + cone.stride];
+            const int axis = problem.own_axis(cone);
+            if (axis < 0) continue;
+            pushed[axis] = 0.5 * (adjoint.point[cone.impulse] - adjoint.point[cone.impulse + cone.stride]);
+            weight[axis] = (1.0 / problem.timestep()) * adjoint.multiplier[cone.impulse + cone.stride];
         }
         const Mat3<T> relative = rotation_matrix(data.now.p);
         const Vec3<T> turn = transposed_times(relative, problem.free[joint.free_data].turn.theta);

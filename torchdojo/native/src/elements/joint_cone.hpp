@@ -23,7 +23,8 @@ struct JointCones {
         for_each(problem, [&](const JointConeTable &cone, JointConeData<T> &data) {
             const T *x = w + cone.impulse, *s = w + cone.slack;
             if (cone.is_pair()) {
-                data.inverse[0] = inverse_of(x[0]), data.inverse[1] = inverse_of(x[cone.stride]);
+                data.inverse[0] = inverse_of(x[0]);
+                data.inverse[1] = inverse_of(x[cone.stride]);
                 T yielding = s[0] * data.inverse[0] + s[cone.stride] * data.inverse[1];
                 if (cone.kind == JointConeTable::drive) yielding += data.drive.compliance;
                 data.stiffness = inverse_of(yielding);
@@ -75,7 +76,8 @@ struct JointCones {
                 const T value = problem.parameters[cone.parameter];
                 auto put = [&](int k, const T &impulse, const T &slack) {
                     T &x = w[cone.impulse + k], &s = w[cone.slack + k];
-                    x = select(mask, impulse, x), s = select(mask, slack, s);
+                    x = select(mask, impulse, x);
+                    s = select(mask, slack, s);
                 };
                 if (cone.kind == JointConeTable::friction) {
                     const T b = max(h * value, broadcast<T>(constant::least_height)), rate = problem.cone_rate(cone);
@@ -95,7 +97,7 @@ struct JointCones {
     // Moves the pairs of w onto the path, in the lanes of `mask` (JointLimits.on_path, JointFriction.on_path).
     static void project(const ConeState<T> &, Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before,
                         const Mask<T> &known) {
-        const T h = problem.timestep(), worth = 1.0 / (1.0 / constant::impulse_weight * h);
+        const T h = problem.timestep(), limit_scale = 1.0 / (1.0 / constant::impulse_weight * h);
         constexpr int width = 4;
         const JointConeTable *waiting[width];
         T height[width], tau[width], epsilon[width], gap[width];
@@ -103,10 +105,14 @@ struct JointCones {
         int count = 0;
         const auto put = [&](const JointConeTable &cone, int k, const T &impulse, const T &slack) {
             T &x = w[cone.impulse + k], &s = w[cone.slack + k];
-            x = select(mask, impulse, x), s = select(mask, slack, s);
+            x = select(mask, impulse, x);
+            s = select(mask, slack, s);
         };
         const auto finish = [&] {
-            for (int i = count; i < width; ++i) tau[i] = tau[0], epsilon[i] = epsilon[0];
+            for (int i = count; i < width; ++i) {
+                tau[i] = tau[0];
+                epsilon[i] = epsilon[0];
+            }
             disc_gaps<width>(tau, epsilon, gap);
             for (int i = 0; i < count; ++i)
                 put_pair(height[i], gap[i], forward[i], kappa, waiting[i]->stride,
@@ -125,12 +131,15 @@ struct JointCones {
                 const T mass = weight(problem.cone_mass(cone), known);
                 const T b = max(h * problem.parameters[cone.parameter], broadcast<T>(constant::least_height)), inverse = inverse_of(b);
                 const T t = 0.5 * (x[0] - x[q]) - mass * (s[0] - s[q]);
-                waiting[count] = &cone, height[count] = b, forward[count] = t >= T{};
-                tau[count] = abs(t) * inverse, epsilon[count] = 2.0 * kappa * inverse * (mass * inverse);
+                waiting[count] = &cone;
+                height[count] = b;
+                forward[count] = t >= T{};
+                tau[count] = abs(t) * inverse;
+                epsilon[count] = 2.0 * kappa * inverse * (mass * inverse);
                 if (++count == width) finish();
             } else {
                 weight.add(change(x_before[0], x[0]), change(s_before[0], s[0]));
-                const T a = weight(cone.on_rate() ? problem.cone_mass(cone) : worth * problem.cone_mass(cone), known);
+                const T a = weight(cone.on_rate() ? problem.cone_mass(cone) : limit_scale * problem.cone_mass(cone), known);
                 const T gamma = orthant_on_path(x[0] - a * s[0], a, kappa);
                 put(cone, 0, gamma, quotient(kappa, gamma));
             }
@@ -167,10 +176,10 @@ struct JointCones {
             const R &nu = adjoint.pressing[c];
             if (cone.is_pair()) {
                 const T ratio = w[cone.slack] / w[cone.impulse];
-                T own = adjoint.give ? ratio - adjoint.give[cone.impulse] : ratio;
-                if (cone.kind == JointConeTable::drive) own += 0.5 * problem.joint_cones[c].drive.compliance;
+                T compliance = adjoint.give ? ratio - adjoint.give[cone.impulse] : ratio;
+                if (cone.kind == JointConeTable::drive) compliance += 0.5 * problem.joint_cones[c].drive.compliance;
                 adjoint.multiplier[cone.impulse + cone.stride] = nu;
-                adjoint.multiplier[cone.impulse] = g[cone.impulse] + 0.5 * along(problem, cone, adjoint.right.data()) - own * nu;
+                adjoint.multiplier[cone.impulse] = g[cone.impulse] + 0.5 * along(problem, cone, adjoint.right.data()) - compliance * nu;
             } else {
                 adjoint.multiplier[cone.impulse] = nu;
             }
@@ -211,17 +220,24 @@ private:
         const TwistRow<T> &row = problem.cone_row(cone);
         const R nu = cone.sign() * adjoint.pressing[c];
         R *child = y + problem.mechanism.bodies[joint.child].right;
-        for (int k = 0; k < 3; ++k) child[k] -= row.linear[k] * nu, child[3 + k] -= row.child[k] * nu;
+        for (int k = 0; k < 3; ++k) {
+            child[k] -= row.linear[k] * nu;
+            child[3 + k] -= row.child[k] * nu;
+        }
         if (joint.parent == problem.mechanism.num_bodies) return;
         R *parent = y + problem.mechanism.bodies[joint.parent].right;
-        for (int k = 0; k < 3; ++k) parent[k] += row.linear[k] * nu, parent[3 + k] -= row.parent[k] * nu;
+        for (int k = 0; k < 3; ++k) {
+            parent[k] += row.linear[k] * nu;
+            parent[3 + k] -= row.parent[k] * nu;
+        }
     }
 
     // Puts p and q with p + q = 2b and the smaller one b·gap. The larger one is p in the lanes of `first`.
     template <class Put>
     static TD_INLINE void put_pair(const T &b, const T &gap, const Mask<T> &first, const T &kappa, int stride, const Put &put) {
         const T p = b * select(first, 2.0 - gap, gap), q = b * select(first, gap, 2.0 - gap);
-        put(0, p, quotient(kappa, p)), put(stride, q, quotient(kappa, q));
+        put(0, p, quotient(kappa, p));
+        put(stride, q, quotient(kappa, q));
     }
 
     // Direction of the pairs for a change `move` of the coordinate (limits) or of the rate (friction).

@@ -20,7 +20,8 @@ public:
         : joint(joint), data(data), problem(problem), parent(problem.bodies[joint.parent]), child(problem.bodies[joint.child]), out(out) {
         const bool world = joint.parent == problem.mechanism.num_bodies;
         const Vec3<T> a_v = world ? Vec3<T>{} : load3(multiplier + 6 * joint.parent), b_v = load3(multiplier + 6 * joint.child);
-        a_w = world ? Vec3<T>{} : load3(multiplier + 6 * joint.parent + 3), b_w = load3(multiplier + 6 * joint.child + 3);
+        a_w = world ? Vec3<T>{} : load3(multiplier + 6 * joint.parent + 3);
+        b_w = load3(multiplier + 6 * joint.child + 3);
         const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
         const Vec3<T> swing = transposed_times(parent.pose.R, b_v - a_v + child.pose.R * cross(b_w, anchor));
         along = transposed_times(data.offset, swing - cross(a_w, data.now.y_parent));

@@ -22,7 +22,10 @@ TD_INLINE JointImpulse<T> joint_impulse(const Problem<T> &problem, const JointTa
         Vec3<T> &to = translation ? sum.force : i < 0 ? sum.held : sum.turned;
         to = to + impulse * f;
     }
-    if (joint.has_spring && joint.has_vector()) sum.angle = &data.angle, sum.pushes = data.pull;
+    if (joint.has_spring && joint.has_vector()) {
+        sum.angle = &data.angle;
+        sum.pushes = data.pull;
+    }
     if (!joint.extra) return sum;
     const FreeData<T> &from = problem.free[joint.free_data];
     sum.angle = &from.now;
@@ -61,9 +64,9 @@ void impulse_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, con
     const Quat<T> &rel = data.now.p;
     const Mat3<T> &Ra = parent.pose.R, &Rb = child.pose.R;
     const Vec3<R> swing = cross(b_w, anchor);
-    const Vec3<R> A = b_v - a_v + Rb * swing, turn = Rb * b_w, k = cross(in.f_a, a_w);
+    const Vec3<R> apart = b_v - a_v + Rb * swing, turn = Rb * b_w, k = cross(in.f_a, a_w);
     const Vec3<R> world_k = Ra * k, turn_a = transposed_times(Ra, turn);
-    Vec3<R> phi_a = cross(in.f_a, transposed_times(Ra, A)) + cross(in.tau_a, turn_a) - cross(k, data.now.y_parent);
+    Vec3<R> phi_a = cross(in.f_a, transposed_times(Ra, apart)) + cross(in.tau_a, turn_a) - cross(k, data.now.y_parent);
     Vec3<R> phi_b = cross(swing, in.f_b) + cross(b_w, in.tau_b) - cross(anchor, transposed_times(Rb, world_k));
     // σ = ∂V/∂τ, for the part of τ that depends on the relative orientation.
     const Vec3<R> sigma = transposed_times(data.offset, turn_a - a_w);

@@ -56,7 +56,7 @@ struct StateGradient {
 template <class T>
 struct MovingBody {
     BodyPose<T> pose, before;
-    T h, c, inverse_norm;             // of the quaternion as given
+    T h, c, inverse_norm;             // inverse_norm: of the quaternion in the state
     Vec3<T> v, a;
     Mat3<T> turn;                     // R(c, a)
 
@@ -69,14 +69,18 @@ struct MovingBody {
     }
     // state: the 13 numbers of the body.
     void load(const T *state, const T &timestep) {
-        load_pose(state), load_turn(state, timestep);
+        load_pose(state);
+        load_turn(state, timestep);
         v = load3(state + 3);
         turn = rotation_matrix(Quat<T>{c, a});
-        before.x = pose.x - h * v, before.q = pose.q * Quat<T>{c, -a}, before.R = rotation_matrix(before.q);
+        before.x = pose.x - h * v;
+        before.q = pose.q * Quat<T>{c, -a};
+        before.R = rotation_matrix(before.q);
     }
     void load_pose(const T *state) {
         load_attitude(state);
-        pose.x = load3(state), pose.R = rotation_matrix(pose.q);
+        pose.x = load3(state);
+        pose.R = rotation_matrix(pose.q);
     }
     TD_INLINE void load_attitude(const T *state) {
         const Quat<T> q = load4(state + 6);
@@ -84,19 +88,26 @@ struct MovingBody {
         pose.q = {inverse_norm * q.w, inverse_norm * q.v};
     }
     TD_INLINE void load_turn(const T *state, const T &timestep) {
-        h = timestep, a = (0.5 * h) * load3(state + 10), c = sqrt(1.0 - dot(a, a));
+        h = timestep;
+        a = (0.5 * h) * load3(state + 10);
+        c = sqrt(1.0 - dot(a, a));
     }
     // Adds a gradient by the pose before.
     TD_INLINE void add_before(const Vec3<T> &x, const Vec3<T> &phi, StateGradient<T> &to) const {
         const Vec3<T> turned = transposed_times(turn, phi);
-        to.x = to.x + x, to.v = to.v - h * x;
-        to.phi = to.phi + turned, to.omega = to.omega - h * (c * turned + (dot(a, turned) / c) * a + cross(a, turned));
+        to.x = to.x + x;
+        to.v = to.v - h * x;
+        to.phi = to.phi + turned;
+        to.omega = to.omega - h * (c * turned + (dot(a, turned) / c) * a + cross(a, turned));
     }
-    // A gradient by the 13 numbers of the state; that of the quaternion is tangent to the sphere.
+    // A gradient by the 13 numbers of the state. Its part for the quaternion is tangent to the sphere.
     TD_INLINE void store(const StateGradient<T> &g, T *to) const {
         const Quat<T> by_q = pose.q * Quat<T>{T{}, (2.0 * inverse_norm) * g.phi};
-        store3(to, g.x), store3(to + 3, g.v), store3(to + 10, g.omega);
-        to[6] = by_q.w, store3(to + 7, by_q.v);
+        store3(to, g.x);
+        store3(to + 3, g.v);
+        store3(to + 10, g.omega);
+        to[6] = by_q.w;
+        store3(to + 7, by_q.v);
     }
     // The tangent for a change of the 13 numbers, and the gradient by the tangent for a gradient by these numbers.
     TD_INLINE StateGradient<T> tangent(const T *change) const {
@@ -122,9 +133,11 @@ public:
     void coordinates(T *q) const {
         const Vec3<T> e = now.y_parent - axes.parent_anchor();
         for (int i = 0; i < joint.free_t(); ++i) q[i] = dot(axes.translation(i), e);
-        if (joint.free_r() == 1) q[joint.free_t()] = angle_about(now.p, axes.rotation(0));
-        else
+        if (joint.free_r() == 1) {
+            q[joint.free_t()] = angle_about(now.p, axes.rotation(0));
+        } else {
             for (int i = 0; i < joint.free_r(); ++i) q[joint.free_t() + i] = dot(axes.rotation(i), angle.theta);
+        }
     }
 
     void rates(T *qd) const {
@@ -176,7 +189,7 @@ public:
 private:
     const JointTable &joint;
     const MovingBody<T> &parent, &child;
-    RotationVector<T> angle;          // of p, for several rotations
+    RotationVector<T> angle;          // rotation vector of p, for several rotations
 
     TD_INLINE Relative<T> relative(const BodyPose<T> &a, const BodyPose<T> &b) const {
         Relative<T> r{};
@@ -191,7 +204,8 @@ private:
     // Adds the gradient of weight · e, weight in the parent's frame.
     TD_INLINE void add_translation(const Vec3<T> &weight, StateGradient<T> &on_parent, StateGradient<T> &on_child) const {
         const Vec3<T> x = parent.pose.R * weight;
-        on_child.x = on_child.x + x, on_parent.x = on_parent.x - x;
+        on_child.x = on_child.x + x;
+        on_parent.x = on_parent.x - x;
         on_child.phi = on_child.phi + cross(axes.child_anchor(), transposed_times(child.pose.R, x));
         on_parent.phi = on_parent.phi + cross(weight, now.y_parent);
     }

@@ -18,7 +18,7 @@ private:
         JointGradient<T> g(problem, adjoint.multiplier.data(), joint, data, &to.sum[joint.parameters]);
         g.add_impulse(joint_impulse(problem, joint, data, w));
         if (joint.held()) {  // multipliers act now, their rows hold at the next configuration
-            const Quat<T> &now = data.now.p, &next = data.next.p;
+            const Quat<T> &p_now = data.now.p, &p_next = data.next.p;
             const Vec3<T> d = problem.displacement(joint, data, data.next);
             Vec3<T> weight{}, mu{};
             for (int k = 0; k < joint.held(); ++k) {
@@ -27,14 +27,14 @@ private:
                 const T m = adjoint.multiplier[joint.row + k], x = w[joint.row + k];
                 if (translation) weight = weight - m * c;
                 else mu = mu + m * c;
-                g.add_held(k, translation ? x * g.along - m * d : (0.5 * x) * (now.w * g.about + cross(g.about, now.v)) - m * next.v);
+                g.add_held(k, translation ? x * g.along - m * d : (0.5 * x) * (p_now.w * g.about + cross(g.about, p_now.v)) - m * p_next.v);
             }
             if (joint.repeats) {
                 add_left_out(g, problem, adjoint, 0, joint.held_t, w);
                 add_left_out(g, problem, adjoint, joint.held_t, joint.held_r, w);
             }
             g.add_displacement(problem.bodies[joint.parent].next, problem.bodies[joint.child].next, weight, d);
-            g.add_turn(0.5 * (next.w * mu + cross(next.v, mu)));
+            g.add_turn(0.5 * (p_next.w * mu + cross(p_next.v, mu)));
         }
         if (joint.free()) free_product(to, problem, g, w);
         if (joint.free_data >= 0) moving_product(to, problem, adjoint, g, problem.free[joint.free_data], w);
@@ -93,7 +93,7 @@ private:
             by_spring[i] += h * dot(f, pulled) * (rest[i] - coordinate);  // h spring (rest − coordinate)
             by_damper[i] -= power * dot(f, change);              // −(damper + h stiffness) f·change
             if (joint.stiffness >= 0) {
-                const T damped = power * dot(f, change), push = -(h * data.excess[i]) * damped;  // by the force of spring and input
+                const T damped = power * dot(f, change), push = -(h * data.excess[i]) * damped;  // push: by the force of spring and input
                 to.sum[joint.stiffness + i] -= select(data.excess[i] == T{}, h * damped, T{});
                 to.by_timestep -= (damping[i] - damper[i]) / h * damped;
                 by_spring[i] += push * (rest[i] - coordinate);
@@ -102,8 +102,10 @@ private:
             by_rest[i] += pull;
             if (vector && joint.has_damper) to.by_timestep -= drag * dot(f, change) / h;
             Vec3<T> by_f = -drag * change;
-            if (translation) by_f = by_f - pull * d, pulls = pulls - pull * f;
-            else if (joint.has_spring) g.add_angle(i, -pull, f, data.now.p, angle);
+            if (translation) {
+                by_f = by_f - pull * d;
+                pulls = pulls - pull * f;
+            } else if (joint.has_spring) g.add_angle(i, -pull, f, data.now.p, angle);
             if (vector && !translation && joint.has_spring) by_f = by_f + (h * spring[i] * (rest[i] - coordinate)) * pulled;
             if (acts) {
                 by_f = by_f + (implicit ? data.free_force[i] + data.impulse[i] : data.free_force[i]) * sigma;
@@ -184,10 +186,10 @@ private:
         g.add_displacement(parent.pose, child.pose, -(next + before), d);
         if (joint.free_r()) g.add_turn(cross(rate_turn, from.turn.theta));
         if (!armature) return;
-        const BodyPose<T> &a = problem.bodies[joint.parent].incoming, &b = problem.bodies[joint.child].incoming;
-        g.add_displacement(a, b, before, d_before);
+        const BodyPose<T> &incoming_parent = problem.bodies[joint.parent].incoming, &incoming_child = problem.bodies[joint.child].incoming;
+        g.add_displacement(incoming_parent, incoming_child, before, d_before);
         const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
-        auto by_before = translation_gradient(a, b, data.offset, from.incoming, anchor, before);
+        auto by_before = translation_gradient(incoming_parent, incoming_child, data.offset, from.incoming, anchor, before);
         if (joint.free_r()) {
             g.add_turn(cross(before_turn, from.incoming_turn.theta));
             const auto after = turn_gradient(data.offset, from.incoming.p, from.incoming_turn, before_turn);
@@ -212,14 +214,17 @@ private:
                 problem.each_row(cone, [&](int row, const T &weight) { rate[row - g.joint.held()] -= weight * nu; });
                 to.sum[cone.parameter] += h * twice;
                 to.by_timestep += nu * problem.cone_rate(cone) + friction * twice;
-                if (const int own = problem.own_axis(cone); own >= 0)  // friction_product in joint_adjoint.hpp
-                    pushed[own] = 0.5 * (w[cone.impulse] - w[cone.impulse + cone.stride]), weight[own] = nu;
+                if (const int axis = problem.own_axis(cone); axis >= 0)  // friction_product in joint_adjoint.hpp
+                {
+                    pushed[axis] = 0.5 * (w[cone.impulse] - w[cone.impulse + cone.stride]);
+                    weight[axis] = nu;
+                }
                 if (cone.kind == JointConeTable::drive) drive_product(to, problem, g, c, h * nu, w);
             } else if (cone.limits_rate()) {  // −ν (v ± ċ⁺)
-                const T nu = adjoint.multiplier[cone.impulse], own = (cone.sign() * inverse) * nu;
-                rate[cone.coordinate] -= own;
+                const T nu = adjoint.multiplier[cone.impulse], by_rate = (cone.sign() * inverse) * nu;
+                rate[cone.coordinate] -= by_rate;
                 to.sum[cone.parameter] -= nu;
-                to.by_timestep += own * from.rate[cone.coordinate];
+                to.by_timestep += by_rate * from.rate[cone.coordinate];
             } else {
                 const T nu = cone.sign() * adjoint.multiplier[cone.impulse];
                 g.add_coordinate(cone.coordinate, -nu, g.data.next, from.next);

@@ -26,7 +26,7 @@ struct BodyData {
     Quat<T> increment;
     Mat3<T> M;
     BodyPose<T> incoming;             // before the step that led here, where joints have armature
-    Quat<T> arrival;                  // or the increment of that step, its vector in world axes
+    Quat<T> arrival;                  // increment of the step that led here, its vector in world axes
     Mat3<T> inverse_inertia;          // where joints have cones
 
     // The current pose moved back by the next velocity, against which dampers measure.

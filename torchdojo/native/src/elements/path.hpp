@@ -37,7 +37,10 @@ template <class T>
 struct PathWeight {
     T product{}, square{};
 
-    TD_INLINE void add(const T &impulse, const T &slack) { product += impulse * slack, square += slack * slack; }
+    TD_INLINE void add(const T &impulse, const T &slack) {
+        product += impulse * slack;
+        square += slack * slack;
+    }
     TD_INLINE T operator()(const T &nominal, const Mask<T> &known) const {
         return (*this)(nominal, known, broadcast<T>(constant::most_weight));
     }
@@ -49,10 +52,10 @@ struct PathWeight {
 
 // The point of the previous Newton step. Returns the change since then, and stores the new point.
 template <class T>
-TD_INLINE T change(T &before, const T &now) {
+TD_INLINE T change(T &before, const T &latest) {
     const T from = before;
-    before = now;
-    return now - from;
+    before = latest;
+    return latest - from;
 }
 
 // The positive root of γ − a κ/γ = c, without cancellation.

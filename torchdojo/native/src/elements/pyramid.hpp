@@ -29,23 +29,29 @@ struct Pyramid {
     template <class R>
     void tangential(const R *beta, R *sum) const {
         sum[0] = sum[1] = R{};
-        for (int i = 0; i < facets(); ++i) sum[0] += x(i) * beta[i], sum[1] += y(i) * beta[i];
+        for (int i = 0; i < facets(); ++i) {
+            sum[0] += x(i) * beta[i];
+            sum[1] += y(i) * beta[i];
+        }
     }
 
     // N = ((sψ/ψ) Σ w_i d_i d_iᵀ + Σ_{i<j} w_i w_j (d_i − d_j)(d_i − d_j)ᵀ)/(Σ w + sψ/ψ). This form equals the one above. With one dominant
     // w_i, the form above would subtract large numbers.
     void condense(const T *impulse, const T *slack, T *compliance, T *cone_coupling) const {
-        const T own = slack[0] / impulse[0];
-        T total = own, first[2] = {T{}, T{}}, w[most_facets];
+        const T ratio = slack[0] / impulse[0];
+        T total = ratio, first[2] = {T{}, T{}}, w[most_facets];
         for (int i = 0; i < 4; ++i) compliance[i] = T{};
         auto add = [&](const T &weight, double a, double b) {
-            compliance[0] += weight * (a * a), compliance[1] += weight * (a * b), compliance[3] += weight * (b * b);
+            compliance[0] += weight * (a * a);
+            compliance[1] += weight * (a * b);
+            compliance[3] += weight * (b * b);
         };
         for (int i = 0; i < facets(); ++i) {
             w[i] = impulse[1 + i] / slack[1 + i];
             total += w[i];
-            first[0] += x(i) * w[i], first[1] += y(i) * w[i];
-            add(own * w[i], x(i), y(i));
+            first[0] += x(i) * w[i];
+            first[1] += y(i) * w[i];
+            add(ratio * w[i], x(i), y(i));
             for (int j = 0; j < i; ++j) add(w[i] * w[j], x(i) - x(j), y(i) - y(j));
         }
         const T inverse = 1.0 / total;
@@ -85,16 +91,17 @@ struct Pyramid {
     }
 
     // A smoothed projection onto the simplex, which pyramid_on_path in path_maps.py derives. Impulse and slack are overwritten.
-    void project(const T &given, const T &kappa, const T &mass, T *impulse, T *slack) const {
+    void project(const T &raw_height, const T &kappa, const T &mass, T *impulse, T *slack) const {
         const int n = facets();
-        const T height = max(given, broadcast<T>(constant::least_height)), level = mass * kappa;
+        const T height = max(raw_height, broadcast<T>(constant::least_height)), level = mass * kappa;
         T d[most_facets], sorted[most_facets], root[most_facets];
         for (int i = 0; i < n; ++i) {
             d[i] = impulse[1 + i] - mass * (slack[1 + i] - impulse[0]);
             T carried = d[i];  // insertion, from the largest
             for (int k = 0; k < i; ++k) {
                 const T larger = max(sorted[k], carried);
-                carried = min(sorted[k], carried), sorted[k] = larger;
+                carried = min(sorted[k], carried);
+                sorted[k] = larger;
             }
             sorted[i] = carried;
         }
@@ -114,11 +121,15 @@ struct Pyramid {
             }
             if (step == constant::pyramid_steps) break;
             T rest = kappa / psi - height, slope{};
-            for (int i = 0; i < n; ++i) rest += impulse[1 + i], slope += impulse[1 + i] / root[i];
+            for (int i = 0; i < n; ++i) {
+                rest += impulse[1 + i];
+                slope += impulse[1 + i] / root[i];
+            }
             slope = mass * slope + kappa / (psi * psi);
             psi = max(psi + (1.0 + rest / height) * rest / slope, least);
         }
-        impulse[0] = psi, slack[0] = kappa / psi;
+        impulse[0] = psi;
+        slack[0] = kappa / psi;
         for (int i = 1; i <= n; ++i) slack[i] = kappa / impulse[i];
     }
 
@@ -127,8 +138,8 @@ struct Pyramid {
     // So ν_i = w_i ((sψ/ψ) q_i + g_ψ + Σ_j w_j (q_i − q_j))/(Σ w + sψ/ψ), again without differences of large numbers.
     template <class R>
     void multipliers(const T *impulse, const T *slack, const R *g, const R *b, R *nu) const {
-        const T own = slack[0] / impulse[0];
-        T total = own, w[most_facets];
+        const T ratio = slack[0] / impulse[0];
+        T total = ratio, w[most_facets];
         R q[most_facets], sum = g[0];
         for (int i = 0; i < facets(); ++i) {
             w[i] = impulse[1 + i] / slack[1 + i];
@@ -139,7 +150,7 @@ struct Pyramid {
         const T inverse = 1.0 / total;
         nu[0] = inverse * sum;
         for (int i = 0; i < facets(); ++i) {
-            R value = g[0] + own * q[i];
+            R value = g[0] + ratio * q[i];
             for (int j = 0; j < facets(); ++j) value += w[j] * (q[i] - q[j]);
             nu[1 + i] = (inverse * w[i]) * value;
         }

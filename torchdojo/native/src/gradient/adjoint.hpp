@@ -22,8 +22,8 @@ public:
 
     explicit Adjoint(const MechanismTable &m)
         : State(m), tree_adjoint(m), refinement(m), capacitance(m), misfit(m.schedule.num_rows), wanted(misfit),
-          contact_rows(3 * m.num_contacts), contact_solution(contact_rows), nothing(m.num_unknowns), given_way(nothing), taken(nothing),
-          known_spin(m.num_bodies) {}
+          contact_rows(3 * m.num_contacts), contact_solution(contact_rows), nothing(m.num_unknowns), given_way(nothing),
+          given_before(nothing), known_spin(m.num_bodies) {}
 
     Tree<T> *tree = nullptr;  // the prepared tree, if it is to solve instead of the sparse factors; for one right-hand side per matrix
 
@@ -54,7 +54,7 @@ public:
         const MechanismTable &m = mechanism;
         const int passes = !any(refinement.needed) ? 0 : give ? constant::limit_refinements : m.has_loops ? constant::most_refinements : 1;
         if (passes) wanted = right;
-        if (give) std::fill(taken.begin(), taken.end(), R{});
+        if (give) std::fill(given_before.begin(), given_before.end(), R{});
         if (by_impulses) {
             add_cone_multipliers(problem, g, nullptr);
             subtract_cones(problem, right.data());
@@ -65,7 +65,8 @@ public:
         Mask<R> refined = refine_lanes();
         R last = passes > 1 ? largest_multiplier(right) : R{};
         for (int pass = 0; pass < passes && any(refined); ++pass) {
-            pass + 1 < passes ? void(misfit = wanted) : misfit.swap(wanted);
+            if (pass + 1 < passes) misfit = wanted;
+            else misfit.swap(wanted);
             ldu_subtract_transposed_product<T, R>(m.schedule, refinement.matrix.data(), right.data(), misfit.data());
             if (give) {
                 find_given_way();
@@ -78,9 +79,9 @@ public:
             for (int k = 0; k < m.schedule.num_rows; ++k) right[k] += misfit[k];
             add_cone_multipliers(problem, nothing.data(), misfit.data());
             if (give || passes == 1) continue;
-            const R now = largest_multiplier(misfit);  // the next change is to this one as this one is to the last (kkt.py)
-            refined = refined & (now * now > constant::refined * largest_multiplier(right) * last);
-            last = now;
+            const R change = largest_multiplier(misfit);  // the next change is to this one as this one is to the last (kkt.py)
+            refined = refined & (change * change > constant::refined * largest_multiplier(right) * last);
+            last = change;
         }
         store(problem, w, g);
     }
@@ -117,7 +118,7 @@ private:
     std::vector<R> misfit, wanted;  // by rows of the matrix
     std::vector<R> contact_rows, contact_solution;
     const std::vector<R> nothing;  // a gradient of zeros
-    std::vector<R> given_way, taken;  // gradients: see find_given_way
+    std::vector<R> given_way, given_before;  // gradients: see find_given_way
     std::vector<Mat3<T>> known_spin;  // derivative of the constant angular momentum by ω
 
     // Right-hand sides from the gradient g of w, and sums of multipliers, which start at zero.
@@ -161,7 +162,10 @@ private:
             tree_adjoint.misfit(*this, problem, w, right.data());
             tree_adjoint.correct(problem, misfit.data(), needed);
             for (const MultiplierTable &row : mechanism.multipliers)  // solved for anew
-                right[row.right] = select(needed, misfit[row.right], right[row.right]), misfit[row.right] = R{};
+            {
+                right[row.right] = select(needed, misfit[row.right], right[row.right]);
+                misfit[row.right] = R{};
+            }
             for (int k = 0; k < mechanism.schedule.num_rows; ++k) {
                 misfit[k] = select(needed, misfit[k], R{});
                 right[k] += misfit[k];
@@ -175,9 +179,10 @@ private:
     // change since the last refinement remains. With this change in the place of g, refinement is the proximal point method (hard_maps.py).
     void find_given_way() {
         ConeElements<T>::each([&](auto element) {
-            element.each_held(*this, [&](int at, const R &nu) {
-                const R now = give[at] * nu;
-                given_way[at] = now - taken[at], taken[at] = now;
+            element.each_held(*this, [&](int place, const R &nu) {
+                const R given_now = give[place] * nu;
+                given_way[place] = given_now - given_before[place];
+                given_before[place] = given_now;
             });
         });
     }
@@ -265,7 +270,7 @@ private:
         Mat3<T> by_omega = J * Mat3<T>{scale, -a.z, a.y, a.z, scale, -a.x, -a.y, a.x, scale};
         for (int r = 0; r < 3; ++r)
             for (int k = 0; k < 3; ++k) by_omega.m[3 * r + k] -= (bend * omega[r]) * spin[k];
-        by_omega.m[1] += b.z, by_omega.m[2] -= b.y, by_omega.m[3] -= b.z, by_omega.m[5] += b.x, by_omega.m[6] += b.y, by_omega.m[7] -= b.x;
+        add_skew(by_omega, -b);
         return by_omega;
     }
 };

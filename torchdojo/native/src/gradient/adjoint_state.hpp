@@ -59,11 +59,13 @@ struct ImpulseInFrames {
     JointImpulse<T> impulse;
     Vec3<T> f_a, tau_a, f_b, tau_b;
 
-    void set(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const JointImpulse<T> &of) {
-        impulse = of;
+    void set(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const JointImpulse<T> &in_joint) {
+        impulse = in_joint;
         const Mat3<T> &Ra = problem.bodies[joint.parent].pose.R, &Rb = problem.bodies[joint.child].pose.R;
-        f_a = data.offset * of.force, tau_a = data.offset * of.torque(data.now.p);
-        f_b = transposed_times(Rb, Ra * f_a), tau_b = transposed_times(Rb, Ra * tau_a);
+        f_a = data.offset * in_joint.force;
+        tau_a = data.offset * in_joint.torque(data.now.p);
+        f_b = transposed_times(Rb, Ra * f_a);
+        tau_b = transposed_times(Rb, Ra * tau_a);
     }
 };
 
@@ -120,7 +122,7 @@ template <class T>
 struct ParameterSum {
     std::vector<T> sum;
     T by_timestep;
-    double *row[lanes<T>] = {};  // of the environments, to which sums are added, samples of height fields at once; null: counts for nothing
+    double *row[lanes<T>] = {};  // per environment: where sums are added, samples of height fields at once; null: counts for nothing
 };
 
 }  // namespace torchdojo

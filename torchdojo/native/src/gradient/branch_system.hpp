@@ -16,8 +16,11 @@ public:
 
     // up: for each coordinate those after it on the way to the root.
     void set(std::vector<std::vector<int>> up) {
-        above = std::move(up), size = int(above.size());
-        below.resize(size), matrix.resize(size_t(size) * size), inverse.resize(size);
+        above = std::move(up);
+        size = int(above.size());
+        below.resize(size);
+        matrix.resize(size_t(size) * size);
+        inverse.resize(size);
         for (int k = 0; k < size; ++k)
             for (const int to : above[k]) below[to].push_back(k);
         starts.resize(size_t(size) * ((size + chunk - 1) / chunk));
@@ -40,12 +43,13 @@ public:
 
     void factor() {
         for (int k = 0; k < size; ++k) {
-            const T *own = &matrix[size_t(size) * k];
-            inverse[k] = 1.0 / own[k];
+            const T *pivot_row = &matrix[size_t(size) * k];
+            inverse[k] = 1.0 / pivot_row[k];
             for (const int row : above[k]) {
                 T *to = &matrix[size_t(size) * row];
-                const T part = to[k] *= inverse[k];
-                for (const int column : above[k]) to[column] -= part * own[column];
+                const T part = to[k] * inverse[k];
+                to[k] = part;
+                for (const int column : above[k]) to[column] -= part * pivot_row[column];
             }
         }
     }
@@ -70,15 +74,15 @@ private:
     int size = 0;
     std::vector<T> matrix, kept, inverse;  // the matrix and then its factors; 1/pivots
     std::vector<std::vector<int>> above, below;
-    std::vector<std::vector<int>> starts;  // per chunk and row: those of `below` that elimination fills from rows of the unit matrix
+    std::vector<std::vector<int>> starts;  // per chunk and row: the entries of `below` that elimination fills from rows of the unit matrix
 
     void solve(T *v, const std::vector<int> *sources) const {
         for (int k = 0; k < size; ++k)
             if (!sources[k].empty()) subtract(v + chunk * k, &matrix[size_t(size) * k], sources[k], v);
         for (int k = size - 1; k >= 0; --k) {
-            T *own = v + chunk * k;
-            subtract(own, &matrix[size_t(size) * k], above[k], v);
-            for (int c = 0; c < chunk; ++c) own[c] *= inverse[k];
+            T *solution = v + chunk * k;
+            subtract(solution, &matrix[size_t(size) * k], above[k], v);
+            for (int c = 0; c < chunk; ++c) solution[c] *= inverse[k];
         }
     }
 

@@ -24,12 +24,13 @@ struct GradientJob {
 
 // Options that continue a solution to the κ at which contacts are classified (`hardened` in gradients/hard_limit.py).
 inline Options limit_options(const Options &options) {
-    Options own = options;
-    own.kappa = std::min(options.kappa, constant::limit_kappa);
-    own.path_tol = constant::limit_path_tol, own.residual_tol = std::max(options.residual_tol, constant::limit_residual_tol);
-    own.warm_only = true;
-    own.max_iterations = constant::limit_iterations + options.min_iterations;
-    return own;
+    Options limited = options;
+    limited.kappa = std::min(options.kappa, constant::limit_kappa);
+    limited.path_tol = constant::limit_path_tol;
+    limited.residual_tol = std::max(options.residual_tol, constant::limit_residual_tol);
+    limited.warm_only = true;
+    limited.max_iterations = constant::limit_iterations + options.min_iterations;
+    return limited;
 }
 
 template <class T>
@@ -44,7 +45,7 @@ public:
     // Gradients of `count` steps, at most `lanes`. Lanes behind them repeat the last job. Gradients of parameters are complete after
     // `flush`.
     void run(const GradientJob *jobs, int count, const Options &options, const double *shared) {
-        // κ of derivatives is at least that of the step. The hard limit refines against other compliances.
+        // Derivatives are taken at the κ of the step, or a larger one. The hard limit refines against other compliances.
         const bool on_tree = stepper.tree.usable && !mechanism.num_pairs && options.kappa >= constant::tree_kappa && !options.limit;
         load(jobs, count, options, shared, on_tree);
         adjoint.tree = on_tree ? &stepper.tree : nullptr;
@@ -81,8 +82,10 @@ public:
         solution = w;
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const int j = std::min(lane, count - 1);
-            const double *at = jobs[j].near_limit ? jobs[j].near_limit : moved[j] ? &smooth[size_t(j) * mechanism.num_unknowns] : nullptr;
-            for (int k = 0; at && k < mechanism.num_unknowns; ++k) set(solution[k], lane, at[k]);
+            const double *start = jobs[j].near_limit ? jobs[j].near_limit
+                                  : moved[j]         ? &smooth[size_t(j) * mechanism.num_unknowns]
+                                                     : nullptr;
+            for (int k = 0; start && k < mechanism.num_unknowns; ++k) set(solution[k], lane, start[k]);
         }
         problem.solves = !on_tree;
         prepare_step(problem, !on_tree);
@@ -109,10 +112,13 @@ private:
     template <class F>
     static void gather(std::vector<T> &to, const GradientJob *jobs, int count, F &&array) {
         const double *from[lanes<T>];
-        int given = 0;
-        for (int lane = 0; lane < lanes<T>; ++lane) given += (from[lane] = array(jobs[std::min(lane, count - 1)])) != nullptr;
-        if (!given) return std::fill(to.begin(), to.end(), T{});
-        if (given < lanes<T>) {
+        int present = 0;
+        for (int lane = 0; lane < lanes<T>; ++lane) {
+            from[lane] = array(jobs[std::min(lane, count - 1)]);
+            present += from[lane] != nullptr;
+        }
+        if (!present) return std::fill(to.begin(), to.end(), T{});
+        if (present < lanes<T>) {
             for (int lane = 0; lane < lanes<T>; ++lane)
                 for (size_t k = 0; k < to.size(); ++k) set(to[k], lane, from[lane] ? from[lane][k] : 0.0);
             return;
@@ -125,27 +131,33 @@ private:
     void move(const GradientJob *jobs, int count, const Options &options, const double *shared) {
         auto goal = [&](int j) { return options.limit ? std::min(options.kappa, constant::limit_kappa) : jobs[j].grad_kappa; };
         bool done[lanes<T>];
-        for (int j = 0; j < count; ++j) moved[j] = false, done[j] = jobs[j].near_limit || goal(j) == options.kappa;
+        for (int j = 0; j < count; ++j) {
+            moved[j] = false;
+            done[j] = jobs[j].near_limit || goal(j) == options.kappa;
+        }
         for (int j = 0; j < count; ++j) {
             if (done[j]) continue;
             int group[lanes<T>], size = 0;
             for (int k = j; k < count; ++k)
-                if (goal(k) == goal(j)) group[size++] = k, done[k] = true;
+                if (goal(k) == goal(j)) {
+                    group[size++] = k;
+                    done[k] = true;
+                }
             follow(jobs, group, size, goal(j), options, shared);
         }
     }
 
     void follow(const GradientJob *jobs, const int *group, int size, double kappa, const Options &options, const double *shared) {
-        Options own = options.limit ? limit_options(options) : options;
-        own.kappa = kappa;
-        own.interior = !options.limit;
+        Options follow_options = options.limit ? limit_options(options) : options;
+        follow_options.kappa = kappa;
+        follow_options.interior = !options.limit;
         int64_t status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];
         struct Feed {
             Job jobs[lanes<T>];
-            int at = 0, count;
+            int position = 0, count;
             bool next(int, Job &job) {
-                if (at == count) return false;
-                job = jobs[at++];
+                if (position == count) return false;
+                job = jobs[position++];
                 return true;
             }
             void finished(int, const Job &, bool) {}
@@ -153,14 +165,17 @@ private:
         feed.count = size;
         for (int i = 0; i < size; ++i) {
             const int j = group[i];
-            Job &job = feed.jobs[i] = jobs[j].step;
+            Job &job = feed.jobs[i];
+            job = jobs[j].step;
             job.warm = jobs[j].w;
             job.w = &smooth[size_t(j) * mechanism.num_unknowns];
             job.z_next = &scratch_z[size_t(j) * state_size * mechanism.num_bodies];
             job.impulses = &scratch_impulses[size_t(j) * mechanism.num_impulses];
-            job.status = &status[j], job.iterations = &iterations[j], job.substeps = &substeps[j];
+            job.status = &status[j];
+            job.iterations = &iterations[j];
+            job.substeps = &substeps[j];
         }
-        stepper.run(feed, own, shared);
+        stepper.run(feed, follow_options, shared);
         for (int i = 0; i < size; ++i) moved[group[i]] = status[group[i]] == success;
     }
 
@@ -173,14 +188,16 @@ private:
         for (size_t c = 0; c < mechanism.contacts.size(); ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             wanted[c] = select_mask(give[contact.impulse] > T{}, nu[contact.impulse] < T{}, Mask<T>{});
-            any_wanted = any_wanted || any(wanted[c]), any_inner = any_inner || (any(wanted[c]) && between_bodies(contact));
+            any_wanted = any_wanted || any(wanted[c]);
+            any_inner = any_inner || (any(wanted[c]) && between_bodies(contact));
         }
         if (!any_wanted) return;
         const std::vector<T> exact = solution, held = give;
         std::vector<T> chosen = exact, chosen_give = held;
         for (const bool all : {false, true}) {
             if (all && !any_inner) continue;
-            solution = exact, give = held;
+            solution = exact;
+            give = held;
             for (size_t c = 0; c < mechanism.contacts.size(); ++c)
                 if (all || !between_bodies(mechanism.contacts[c]))
                     Limit<T>::open(mechanism, mechanism.contacts[c], wanted[c], solution.data(), give.data());
@@ -188,10 +205,13 @@ private:
             const T size = controls();
             const Mask<T> better = size > (1.0 + constant::tie) * best;
             best = select(better, size, best);
-            for (int k = 0; k < mechanism.num_unknowns; ++k)
-                chosen[k] = select(better, solution[k], chosen[k]), chosen_give[k] = select(better, give[k], chosen_give[k]);
+            for (int k = 0; k < mechanism.num_unknowns; ++k) {
+                chosen[k] = select(better, solution[k], chosen[k]);
+                chosen_give[k] = select(better, give[k], chosen_give[k]);
+            }
         }
-        solution = chosen, give = chosen_give;
+        solution = chosen;
+        give = chosen_give;
         differentiate();
     }
 

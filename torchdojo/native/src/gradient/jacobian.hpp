@@ -29,9 +29,11 @@ public:
         int completed = 0, fetched = 0;
         for (int first = 0; first < rows; first += width) {
             const int size = std::min(width, rows - first);
-            if constexpr (width == 1) right[first] = broadcast<Pack>(1.0);
-            else
+            if constexpr (width == 1) {
+                right[first] = broadcast<Pack>(1.0);
+            } else {
                 for (int k = 0; k < size; ++k) set(right[first + k], k, 1.0);
+            }
             for (; 6 * fetched < first + size; ++fetched)
                 for (int j = 0; j < count; ++j) fetch(out[j] + size_t(columns()) * tangent_size * fetched);
             adjoint.solve(stepper.problem, solution.data(), right.data(), false, true);
@@ -65,8 +67,11 @@ private:
         const double *phi = in_lane(&g.phi[0].x, lane), *omega = in_lane(&g.omega[0].x, lane), *u = in_lane(g.u.data(), lane);
         for (int k = 0; k < 3 * mechanism.num_bodies; k += 3, to += tangent_size)
             for (int r = 0; r < 3; ++r) {
-                const int at = pack_lanes * (k + r);
-                to[r] = x[at], to[3 + r] = v[at], to[6 + r] = phi[at], to[9 + r] = omega[at];
+                const int place = pack_lanes * (k + r);
+                to[r] = x[place];
+                to[3 + r] = v[place];
+                to[6 + r] = phi[place];
+                to[9 + r] = omega[place];
             }
         for (int k = 0; k < mechanism.num_inputs; ++k) to[k] = u[pack_lanes * k];
     }
@@ -86,7 +91,7 @@ private:
         double M[9];
         for (int r = 0; r < 3; ++r)
             for (int k = 0; k < 3; ++k) M[3 * r + k] = h * ((r == k ? c : 0.0) + a[r] * a[k] / c);
-        M[1] += h * a.z, M[2] -= h * a.y, M[3] -= h * a.z, M[5] += h * a.x, M[6] += h * a.y, M[7] -= h * a.x;
+        add_skew(M, 3, -h * a);
         for (int r = 0; r < 3; ++r) {
             double *__restrict dx = x + r * n, *__restrict dphi = phi + r * n;
             const double *m = M + 3 * r;

@@ -45,9 +45,13 @@ public:
           columns(2 * m.num_coordinates + m.num_inputs), stiff(m) {
         if (!usable) return;
         rows.resize(m.num_bodies);
-        now.resize(36 * m.num_bodies), before.resize(36 * m.num_bodies);
+        now.resize(36 * m.num_bodies);
+        before.resize(36 * m.num_bodies);
         for (std::vector<T> *motion : {&n, &N, &S, &earlier, &faster}) motion->resize(6 * size);
-        K.resize(size_t(size) * columns), x.resize(K.size()), y.resize(size_t(size) * chunk), line.resize(2 * columns);
+        K.resize(size_t(size) * columns);
+        x.resize(K.size());
+        y.resize(size_t(size) * chunk);
+        line.resize(2 * columns);
     }
 
     // Takes up to `lanes<T>` jobs, whose derivatives are taken at their own solutions.
@@ -56,17 +60,22 @@ public:
         const double *q[lanes<T>], *qd[lanes<T>];
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const MinimalJob &job = jobs[std::min(lane, count - 1)];
-            q[lane] = job.q, qd[lane] = job.qd;
+            q[lane] = job.q;
+            qd[lane] = job.qd;
             if (lane < count) steps[lane] = job.step;
         }
         gradient.load(steps, count, options, shared, true);
-        interleave(q, size, product.q.data()), interleave(qd, size, product.qd.data());
+        interleave(q, size, product.q.data());
+        interleave(qd, size, product.qd.data());
         Problem<T> &problem = gradient.stepper.problem;
         Tree<T> &tree = gradient.stepper.tree;
         if (links.empty()) order(tree);
         linearize(problem, tree, gradient.stepper.cones, gradient.w.data());
         assemble(problem, tree);
-        if (stiff.some()) system.keep(), stiff.add(system);
+        if (stiff.some()) {
+            system.keep();
+            stiff.add(system);
+        }
         system.factor();
         for (int first = 0; first < size; first += chunk) find_rows(first);
         for (const Link &link : links) store(problem, tree, link, jobs, count);
@@ -74,10 +83,10 @@ public:
 
 private:
     static constexpr int chunk = BranchSystem<T>::chunk;
-    struct Link {  // of the tree's nodes, leaves first
+    struct Link {  // a node of the tree; leaves come first
         const typename Tree<T>::Node *node;
         int joint, parent;  // parent: a link, or −1
-        int first, free, coordinate;  // coordinates: in the order of links, and in that of q
+        int first, free, coordinate;  // coordinates: in the order of links, and in the order of q
         int by_q, by_qd, by_u;  // columns of the result; by_u: −1 without inputs
         std::vector<int> own, up, branch;  // coordinates: own ones, also those towards the root, and all beyond it, too
     };
@@ -94,17 +103,19 @@ private:
     BranchSystem<T> system;  // Hᵀ
     StiffContacts<T> stiff;
     std::vector<T> K, y, x, line;  // −K; a chunk of H⁻ᵀ; the derivatives of x
-    std::vector<int> roots, link_of, column_of;  // of bodies; of coordinates: their columns by q
+    std::vector<int> roots, link_of, column_of;  // roots, links: per body; columns by q: per coordinate
 
     void order(const Tree<T> &tree) {
-        link_of.resize(mechanism.num_bodies), roots.resize(mechanism.num_bodies);
+        link_of.resize(mechanism.num_bodies);
+        roots.resize(mechanism.num_bodies);
         std::vector<const TreeTable *> table(mechanism.num_bodies);
         for (const TreeTable &entry : mechanism.tree) table[mechanism.joints[entry.joint].child] = &entry;
         int first = 0;
         for (const auto &node : tree.nodes) {
             const TreeTable &entry = *table[node.body];
             const int free = mechanism.joints[entry.joint].free();
-            link_of[node.body] = int(links.size()), roots[node.body] = node.root;
+            link_of[node.body] = int(links.size());
+            roots[node.body] = node.root;
             links.push_back({&node, entry.joint, -1, first, free, entry.coordinate, 0, 0, -1, {}, {}, {}});
             for (int i = 0; i < free; ++i) links.back().own.push_back(first + i);
             first += free;
@@ -114,7 +125,9 @@ private:
         for (int l = 0; l < int(links.size()); ++l) {
             Link &link = links[l];
             const int input = mechanism.joints[link.joint].input;
-            link.by_q = link.coordinate, link.by_qd = size + link.coordinate, link.by_u = input < 0 ? -1 : 2 * size + input;
+            link.by_q = link.coordinate;
+            link.by_qd = size + link.coordinate;
+            link.by_u = input < 0 ? -1 : 2 * size + input;
             for (int to = l; to >= 0; to = links[to].parent)
                 for (int i = 0; i < links[to].free; ++i) {
                     link.up.push_back(links[to].first + i);
@@ -164,7 +177,8 @@ private:
         current_rows(problem, tree, c, current);
         for (int i = 0; i < (contact.friction ? 3 : 1); ++i) {
             const Vec3<T> d = load3(i ? p + parameter::tangents + 3 * (i - 1) : p + parameter::normal);
-            store3(wrench + 6 * i, d), store3(wrench + 6 * i + 3, body.back * cross(tree.contacts[c].lever, d) + cross(body.r, d));
+            store3(wrench + 6 * i, d);
+            store3(wrench + 6 * i + 3, body.back * cross(tree.contacts[c].lever, d) + cross(body.r, d));
         }
         return &links[link_of[contact.body]].up;
     }
@@ -172,22 +186,24 @@ private:
     void set_motions(const Problem<T> &problem, const Link &link) {
         const T h = problem.timestep();
         for (int i = 0; i < link.free; ++i) {
-            const int at = 6 * (link.first + i);
+            const int place = 6 * (link.first + i);
             const auto &motion = product.motion(link.coordinate + i);
-            store3(&S[at], motion.now.linear), store3(&S[at + 3], motion.now.angular);
-            store3(&earlier[at], motion.now.linear - h * motion.change.linear);
-            store3(&earlier[at + 3], motion.now.angular - h * motion.change.angular);
-            store3(&faster[at], -h * motion.speed.linear), store3(&faster[at + 3], -h * motion.speed.angular);
+            store3(&S[place], motion.now.linear);
+            store3(&S[place + 3], motion.now.angular);
+            store3(&earlier[place], motion.now.linear - h * motion.change.linear);
+            store3(&earlier[place + 3], motion.now.angular - h * motion.change.angular);
+            store3(&faster[place], -h * motion.speed.linear);
+            store3(&faster[place + 3], -h * motion.speed.angular);
             for (int k = 0; k < 6; ++k) {
-                n[at + k] = link.node->joint < 0 ? broadcast<T>(i == k) : link.node->n[6 * i + k];
-                N[at + k] = link.node->joint < 0 ? broadcast<T>(i == k) : link.node->N[6 * i + k];
+                n[place + k] = link.node->joint < 0 ? broadcast<T>(i == k) : link.node->n[6 * i + k];
+                N[place + k] = link.node->joint < 0 ? broadcast<T>(i == k) : link.node->N[6 * i + k];
             }
         }
     }
 
     // Adds ω × v to the force that a motion gives, and r × (ω × v) to its torque.
     static TD_INLINE void add_spin(T *to, const Vec3<T> &r, const Vec3<T> &v) {
-        to[4] += v.z, to[5] -= v.y, to[9] -= v.z, to[11] += v.x, to[15] += v.y, to[16] -= v.x;
+        add_skew(to + 3, 6, -v);
         const T trace = dot(r, v);
         for (int k = 0; k < 3; ++k)
             for (int j = 0; j < 3; ++j) to[21 + 6 * k + j] += j == k ? trace - v[k] * r[k] : -(v[k] * r[j]);
@@ -199,23 +215,23 @@ private:
         const T h = problem.timestep(), inverse_h = 1.0 / h;
         const T *p = problem.body_parameters(i), *velocities = &problem.z[state_size * i];
         const T &own_mass = p[parameter::mass], mass = inverse_h * own_mass;
-        SpatialBody<T> &own = tree.bodies[i];
+        SpatialBody<T> &spatial = tree.bodies[i];
         T *B = &now[36 * i], *C = &before[36 * i], A[36];
-        body_matrix(problem, i, tree.origin(problem, node), own, w, A);
+        body_matrix(problem, i, tree.origin(problem, node), spatial, w, A);
         // The momentum s Jω + a × Jω of the incoming velocity, with the opposite sign of a, by ω; and by the motion before.
-        const Vec3<T> omega = problem.bodies[i].pose.R * load3(velocities + 10), spin = own.inertia * omega;
-        const Vec3<T> a = (0.5 * h) * omega, half = (0.5 * h) * spin, earlier_r = own.r - h * load3(velocities + 3);
+        const Vec3<T> omega = problem.bodies[i].pose.R * load3(velocities + 10), spin = spatial.inertia * omega;
+        const Vec3<T> a = (0.5 * h) * omega, half = (0.5 * h) * spin, earlier_r = spatial.r - h * load3(velocities + 3);
         const T s = sqrt(1.0 - dot(a, a)), bend = 0.5 * h / s;
         Mat3<T> G;
         for (int k = 0; k < 3; ++k) {
-            const Vec3<T> column = own.inertia.column(k), g = s * column - cross(a, column) - (bend * a[k]) * spin;
+            const Vec3<T> column = spatial.inertia.column(k), g = s * column - cross(a, column) - (bend * a[k]) * spin;
             for (int j = 0; j < 3; ++j) G.m[3 * j + k] = g[j];
         }
-        G.m[1] -= half.z, G.m[2] += half.y, G.m[3] += half.z, G.m[5] -= half.x, G.m[6] -= half.y, G.m[7] += half.x;
+        add_skew(G, half);
         std::fill_n(C, 36, T{});
-        const Vec3<T> &r = own.r, lever = mass * r;
+        const Vec3<T> &r = spatial.r, lever = mass * r;
         C[0] = C[7] = C[14] = mass;
-        C[19] = -lever.z, C[20] = lever.y, C[24] = lever.z, C[26] = -lever.x, C[30] = -lever.y, C[31] = lever.x;
+        store_skew(C + 18, 6, lever);
         for (int k = 0; k < 3; ++k) {
             const Vec3<T> g = G.row(k), row = inverse_h * (s * g + cross(g, a));
             for (int j = 0; j < 3; ++j) C[21 + 6 * k + j] = row[j];
@@ -232,18 +248,19 @@ private:
         const LawData<T> *law = problem.overlaps ? &problem.laws[contact.law] : nullptr;
         const bool overlaps = law && law->overlaps;
         if (!contact.friction && !overlaps) return false;
-        const SpatialBody<T> &own = tree.bodies[contact.body];
+        const SpatialBody<T> &spatial = tree.bodies[contact.body];
         const BodyData<T> &body = problem.bodies[contact.body];
         const T inverse_h = 1.0 / problem.timestep();
         if (overlaps) {
             const Vec3<T> x = load3(law->distance_row), turn = body.pose.R * load3(law->distance_row + 3);
-            store3(C, -law->slope * x), store3(C + 3, -law->slope * (turn + cross(own.r, x)));
+            store3(C, -law->slope * x);
+            store3(C + 3, -law->slope * (turn + cross(spatial.r, x)));
         }
         for (int i = 0; contact.friction && i < 2; ++i) {
             const Vec3<T> t = load3(&problem.parameters[contact.parameters] + parameter::tangents + 3 * i);
             const Vec3<T> m = cross(tree.contacts[c].lever, t);
             store3(C + 6 * (1 + i), -inverse_h * t);
-            store3(C + 6 * (1 + i) + 3, -inverse_h * (cross(own.r, t) + body.increment.w * m - cross(own.a, m)));
+            store3(C + 6 * (1 + i) + 3, -inverse_h * (cross(spatial.r, t) + body.increment.w * m - cross(spatial.a, m)));
         }
         return true;
     }
@@ -252,9 +269,9 @@ private:
         const ContactTable &contact = mechanism.contacts[c];
         T C[18] = {}, KC[18], F[18];
         if (!current_rows(problem, tree, c, C)) return;
-        const SpatialBody<T> &own = tree.bodies[contact.body];
+        const SpatialBody<T> &spatial = tree.bodies[contact.body];
         const T *p = &problem.parameters[contact.parameters];
-        const Vec3<T> &lever = tree.contacts[c].lever, &o = own.r, normal = load3(p + parameter::normal);
+        const Vec3<T> &lever = tree.contacts[c].lever, &o = spatial.r, normal = load3(p + parameter::normal);
         const Vec3<T> tangent[2] = {load3(p + parameter::tangents), load3(p + parameter::tangents + 3)};
         stiffen(contact, problem.contacts[c], C, KC);
         T *B = &now[36 * contact.body];
@@ -262,11 +279,12 @@ private:
             for (int k = 0; k < 6; ++k) {
                 T sum = normal[r] * KC[k];
                 if (contact.friction) sum += tangent[0][r] * KC[6 + k] + tangent[1][r] * KC[12 + k];
-                F[6 * r + k] = sum, B[6 * r + k] += sum;
+                F[6 * r + k] = sum;
+                B[6 * r + k] += sum;
             }
         const Vec3<T> about[3] = {{T{}, -o.z, o.y}, {o.z, T{}, -o.x}, {-o.y, o.x, T{}}};
         for (int r = 0; r < 3; ++r) {
-            const Vec3<T> moment = cross(own.back.row(r), lever) + about[r];
+            const Vec3<T> moment = cross(spatial.back.row(r), lever) + about[r];
             for (int k = 0; k < 6; ++k) B[18 + 6 * r + k] += moment.x * F[k] + moment.y * F[6 + k] + moment.z * F[12 + k];
         }
     }
@@ -280,65 +298,96 @@ private:
             to[k] = M[k] * v[0] + M[6 + k] * v[1] + M[12 + k] * v[2] + M[18 + k] * v[3] + M[24 + k] * v[4] + M[30 + k] * v[5];
     }
 
-    // H and K. The columns of K are negative.
+    // H and K. The columns of K are negative. Sums over subtrees go from leaves to roots.
     void assemble(const Problem<T> &problem, Tree<T> &tree) {
         for (size_t l = 0; l < links.size(); ++l) {
             const Link &link = links[l];
             const int body = link.node->body;
-            const T *A = tree.matrix(body), *B = &now[36 * body], *C = &before[36 * body];
-            JointRows<T> &own = rows[l];
-            own.set(problem, state, tree, *link.node, link.joint, &n[6 * link.first]);
-            const Vec3<T> force = own.force, torque = own.torque;  // W
-            for (int j = 0; j < link.free; ++j) {
-                const int column = link.first + j;
-                const T *motion = &S[6 * column];
-                T next[6], by_q[6], by_qd[6], back[6];
-                times(A, &N[6 * column], next), times(B, motion, by_q), times(C, &earlier[6 * column], back);
-                times(C, &faster[6 * column], by_qd);
-                const Vec3<T> v = load3(motion), omega = load3(motion + 3);
-                add3(by_q, cross(omega, force)), add3(by_q + 3, cross(omega, torque) + cross(v, force));
-                for (int k = 0; k < 6; ++k) by_q[k] += back[k];
-                for (int up = int(l); up >= 0; up = links[up].parent)
-                    for (int a = links[up].first; a < links[up].first + links[up].free; ++a) {
-                        entry(a, column) = dot6(&n[6 * a], next);
-                        at(a, link.by_q + j) = -dot6(&n[6 * a], by_q), at(a, link.by_qd + j) = -dot6(&n[6 * a], by_qd);
-                    }
-            }
-            for (int i = 0; i < link.free; ++i) {
-                const int row = link.first + i;
-                const auto &sum = own.sums[i];
-                for (int j = 0; j < link.free; ++j) {
-                    const int column = link.first + j;
-                    entry(row, column) += dot6(sum.next, &N[6 * column]);
-                    at(row, link.by_q + j) -= dot6(sum.now, &S[6 * column]) + dot6(sum.before, &earlier[6 * column]);
-                    at(row, link.by_qd + j) -= dot6(sum.before, &faster[6 * column]);
-                    if (link.free > 1) at(row, link.by_q + j) += own.turned(problem, state, tree, link.joint, &n[6 * row], &S[6 * column]);
-                    if (link.by_u >= 0) at(row, link.by_u + j) = sum.by_input[j];
-                }
-                if (link.parent < 0) continue;
-                T next[6], by_now[6], by_before[6];
-                transposed(A, &n[6 * row], next), transposed(B, &n[6 * row], by_now), transposed(C, &n[6 * row], by_before);
-                if (own.drifts)
-                    for (int k = 0; k < 3; ++k) next[3 + k] += sum.next_drift[k], by_now[3 + k] += sum.now_drift[k];
-                for (int up = link.parent; up >= 0; up = links[up].parent) {
-                    const Link &to = links[up];
-                    for (int j = 0; j < to.free; ++j) {
-                        const int column = to.first + j;
-                        entry(row, column) = dot6(next, &N[6 * column]);
-                        at(row, to.by_q + j) = -(dot6(by_now, &S[6 * column]) + dot6(by_before, &earlier[6 * column]));
-                        at(row, to.by_qd + j) = -dot6(by_before, &faster[6 * column]);
-                    }
-                }
-            }
+            T *A = tree.matrix(body), *B = &now[36 * body], *C = &before[36 * body];
+            rows[l].set(problem, state, tree, *link.node, link.joint, &n[6 * link.first]);
+            set_columns(int(l), A, B, C);
+            add_joint(problem, tree, link, rows[l]);
             if (link.parent < 0) continue;
+            set_rows(link, rows[l], A, B, C);
             const int parent = links[link.parent].node->body;
             T *A_to = tree.matrix(parent), *B_to = &now[36 * parent], *C_to = &before[36 * parent];
-            for (int k = 0; k < 36; ++k) A_to[k] += A[k], B_to[k] += B[k], C_to[k] += C[k];
+            for (int k = 0; k < 36; ++k) {
+                A_to[k] += A[k];
+                B_to[k] += B[k];
+                C_to[k] += C[k];
+            }
+        }
+    }
+
+    // Columns of a link in its own rows and in those towards the root. W, the wrench of the joint, moves along.
+    TD_INLINE void set_columns(int number, const T *A, const T *B, const T *C) {
+        const Link &link = links[number];
+        const Vec3<T> force = rows[number].force, torque = rows[number].torque;
+        for (int j = 0; j < link.free; ++j) {
+            const int column = link.first + j;
+            const T *motion = &S[6 * column];
+            T next[6], by_q[6], by_qd[6], back[6];
+            times(A, &N[6 * column], next);
+            times(B, motion, by_q);
+            times(C, &earlier[6 * column], back);
+            times(C, &faster[6 * column], by_qd);
+            const Vec3<T> v = load3(motion), omega = load3(motion + 3);
+            add3(by_q, cross(omega, force));
+            add3(by_q + 3, cross(omega, torque) + cross(v, force));
+            for (int k = 0; k < 6; ++k) by_q[k] += back[k];
+            for (int up = number; up >= 0; up = links[up].parent)
+                for (int a = links[up].first; a < links[up].first + links[up].free; ++a) {
+                    entry(a, column) = dot6(&n[6 * a], next);
+                    right(a, link.by_q + j) = -dot6(&n[6 * a], by_q);
+                    right(a, link.by_qd + j) = -dot6(&n[6 * a], by_qd);
+                }
+        }
+    }
+
+    // Adds the impulses of a joint along its free directions, in its own rows and columns.
+    TD_INLINE void add_joint(const Problem<T> &problem, const Tree<T> &tree, const Link &link, const JointRows<T> &joint_rows) {
+        for (int i = 0; i < link.free; ++i) {
+            const int row = link.first + i;
+            const auto &sum = joint_rows.sums[i];
+            for (int j = 0; j < link.free; ++j) {
+                const int column = link.first + j;
+                entry(row, column) += dot6(sum.next, &N[6 * column]);
+                right(row, link.by_q + j) -= dot6(sum.now, &S[6 * column]) + dot6(sum.before, &earlier[6 * column]);
+                right(row, link.by_qd + j) -= dot6(sum.before, &faster[6 * column]);
+                if (link.free > 1)
+                    right(row, link.by_q + j) += joint_rows.turned(problem, state, tree, link.joint, &n[6 * row], &S[6 * column]);
+                if (link.by_u >= 0) right(row, link.by_u + j) = sum.by_input[j];
+            }
+        }
+    }
+
+    // Rows of a link in the columns towards the root.
+    TD_INLINE void set_rows(const Link &link, const JointRows<T> &joint_rows, const T *A, const T *B, const T *C) {
+        for (int i = 0; i < link.free; ++i) {
+            const int row = link.first + i;
+            const auto &sum = joint_rows.sums[i];
+            T next[6], by_now[6], by_before[6];
+            transposed(A, &n[6 * row], next);
+            transposed(B, &n[6 * row], by_now);
+            transposed(C, &n[6 * row], by_before);
+            for (int k = 0; joint_rows.drifts && k < 3; ++k) {
+                next[3 + k] += sum.next_drift[k];
+                by_now[3 + k] += sum.now_drift[k];
+            }
+            for (int up = link.parent; up >= 0; up = links[up].parent) {
+                const Link &to = links[up];
+                for (int j = 0; j < to.free; ++j) {
+                    const int column = to.first + j;
+                    entry(row, column) = dot6(next, &N[6 * column]);
+                    right(row, to.by_q + j) = -(dot6(by_now, &S[6 * column]) + dot6(by_before, &earlier[6 * column]));
+                    right(row, to.by_qd + j) = -dot6(by_before, &faster[6 * column]);
+                }
+            }
         }
     }
 
     TD_INLINE T &entry(int row, int column) { return system(column, row); }
-    TD_INLINE T &at(int row, int column) { return K[size_t(columns) * row + column]; }
+    TD_INLINE T &right(int row, int column) { return K[size_t(columns) * row + column]; }
 
     // A chunk of rows of H⁻¹ and of the derivatives of x.
     void find_rows(int first) {
@@ -350,7 +399,8 @@ private:
         T *to = &x[size_t(columns) * first];
         for (const Link &link : links)
             for (int i = 0; i < link.free; ++i) {
-                multiply(link.by_q + i, link.branch, count, to), multiply(link.by_qd + i, link.branch, count, to);
+                multiply(link.by_q + i, link.branch, count, to);
+                multiply(link.by_qd + i, link.branch, count, to);
                 if (link.by_u >= 0) multiply(link.by_u + i, link.own, count, to);
             }
         stiff.each_now([&](int coordinate, const T *sum) {
@@ -362,7 +412,7 @@ private:
     TD_INLINE void multiply(int column, const std::vector<int> &coordinates, int count, T *to) {
         T sum[chunk] = {};
         for (const int k : coordinates) {
-            const T part = at(k, column), *from = &y[chunk * k];
+            const T part = right(k, column), *from = &y[chunk * k];
             for (int c = 0; c < chunk; ++c) sum[c] += part * from[c];
         }
         for (int c = 0; c < count; ++c) to[size_t(columns) * c + column] = sum[c];
@@ -381,7 +431,9 @@ private:
         Mat3<T> frame_now;
         if (joint.has_vector()) {
             const Quat<T> next = conjugate(parent.next.q * data.offset_quaternion) * child.next.q;
-            turn = rotation_vector(next * conjugate(data.now.p)), angle = rotation_vector(next), frame_now = parent.pose.R * data.offset;
+            turn = rotation_vector(next * conjugate(data.now.p));
+            angle = rotation_vector(next);
+            frame_now = parent.pose.R * data.offset;
         }
         for (int i = 0; i < link.free; ++i) {
             bool translation;
@@ -391,14 +443,21 @@ private:
             const Vec3<T> moved = vector ? frame * right_jacobian_inverse(turn, f) : axis;
             T *by_q = line.data(), *by_qd = by_q + columns;
             for (int a = 0; a < link.free; ++a) {
-                const T *motion = &N[6 * (link.first + a)], *own = &x[size_t(columns) * (link.first + a)];
+                const T *motion = &N[6 * (link.first + a)], *derivatives = &x[size_t(columns) * (link.first + a)];
                 const Vec3<T> v = load3(motion), omega = load3(motion + 3);
                 const T weight = translation ? dot(axis, v + cross(omega, anchor)) : dot(axis, omega);
                 const T rate = inverse_h * (vector ? dot(moved, omega) : weight);
-                if (a)
-                    for (int c = 0; c < columns; ++c) by_q[c] += weight * own[c], by_qd[c] += rate * own[c];
-                else
-                    for (int c = 0; c < columns; ++c) by_q[c] = weight * own[c], by_qd[c] = rate * own[c];
+                if (a) {
+                    for (int c = 0; c < columns; ++c) {
+                        by_q[c] += weight * derivatives[c];
+                        by_qd[c] += rate * derivatives[c];
+                    }
+                } else {
+                    for (int c = 0; c < columns; ++c) {
+                        by_q[c] = weight * derivatives[c];
+                        by_qd[c] = rate * derivatives[c];
+                    }
+                }
             }
             if (vector) {
                 const Vec3<T> back = inverse_h * (frame_now * left_jacobian_inverse(turn, f));

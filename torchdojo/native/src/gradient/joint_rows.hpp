@@ -14,7 +14,7 @@ template <class T>
 struct JointRows {
     struct Sum {  // Σ (n·w_k) times the rows of λ_k, for one n
         T next[6], now[6], before[6], by_input[6];
-        Vec3<T> next_drift, now_drift;  // by the parent's rotation
+        Vec3<T> next_drift, now_drift;  // derivatives by the parent's rotation
     };
     Sum sums[6];
     Vec3<T> force, torque;  // W, about the origin of the tree
@@ -37,28 +37,29 @@ struct JointRows {
         const Mat3<T> frame = problem.bodies[joint.parent].pose.R * data.offset;
         const Vec3<T> anchor = tree.bodies[joint.child].r + problem.bodies[joint.child].pose.R * load3(p + parameter::child_anchor);
         const JointImpulse<T> &impulse = state.impulses[number].impulse;
-        force = frame * impulse.force, torque = cross(anchor, force) + frame * impulse.torque(data.now.p);
+        force = frame * impulse.force;
+        torque = cross(anchor, force) + frame * impulse.torque(data.now.p);
         if (!free_acts(joint) || !free) return;
         TwistRow<T> rows[9];
         for (int k = 0; k < free + joint.extra; ++k) rows[k] = TwistRow<T>{};
-        const Places at(problem, tree, joint);
+        const Places places(problem, tree, joint);
         T by_input[9] = {}, by_drive[9] = {};
         for (int i = 0; i < free; ++i) {
             bool translation;
             const Vec3<T> f = joint_direction(problem, joint, joint.held() + i, translation);
-            set_row(problem, state, joint, data, at, number, i, translation, f, rows[i], by_input[i]);
+            set_row(problem, state, joint, data, places, number, i, translation, f, rows[i], by_input[i]);
             T share[6];
             const Vec3<T> axis = frame * f, moment = cross(anchor, axis);
             for (int a = 0; a < free; ++a)
                 share[a] = translation ? dot(load3(n + 6 * a), axis) + dot(load3(n + 6 * a + 3), moment) : dot(load3(n + 6 * a + 3), axis);
             if (joint.armature >= 0) add_before(problem, state, joint, tree, i, share);
             if (joint.has_spring && !translation && joint.has_vector()) {  // acts along the rotation vector
-                const TwistRow<T> row = problem.timestep() * p[joint.spring() + i] * at.motion(state.free[number].coordinate[i]);
+                const TwistRow<T> row = problem.timestep() * p[joint.spring() + i] * places.motion(state.free[number].coordinate[i]);
                 const Vec3<T> pull = frame * right_jacobian_inverse(data.angle, f);
                 for (int a = 0; a < free; ++a) add_now(sums[a], dot(load3(n + 6 * a + 3), pull), row);
             }
         }
-        if (joint.num_cones) add_cones(problem, state, joint, at, rows, by_drive);
+        if (joint.num_cones) add_cones(problem, state, joint, places, rows, by_drive);
         for (int k = 0; k < free + joint.extra; ++k) {
             const int extra = k - free;
             Vec3<T> linear{}, angular;
@@ -67,7 +68,8 @@ struct JointRows {
             } else {
                 bool translation;
                 const Vec3<T> axis = frame * joint_direction(problem, joint, joint.held() + k, translation);
-                translation ? void((linear = axis, angular = cross(anchor, axis))) : void(angular = axis);
+                if (translation) linear = axis;
+                angular = translation ? cross(anchor, axis) : axis;
             }
             for (int a = 0; a < free; ++a) {
                 const T share = dot(load3(n + 6 * a), linear) + dot(load3(n + 6 * a + 3), angular);
@@ -104,18 +106,18 @@ struct JointRows {
     }
 
 private:
-    // Where the bodies of a joint are, to turn gradients by poses into rows by motions.
+    // The places of a joint's bodies, with which gradients by poses become rows by motions.
     struct Places {
         const Problem<T> &problem;
         const bool world;
         const BodyData<T> &parent, &child;
-        Vec3<T> r_parent, r_child;  // from the origin
+        Vec3<T> r_parent, r_child;  // centers of mass from the origin
 
         Places(const Problem<T> &problem, const Tree<T> &tree, const JointTable &joint)
             : problem(problem), world(joint.parent == problem.mechanism.num_bodies), parent(problem.bodies[joint.parent]),
               child(problem.bodies[joint.child]), r_parent(world ? Vec3<T>{} : tree.bodies[joint.parent].r),
               r_child(tree.bodies[joint.child].r) {}
-        // x: by the center of mass of the child, and its negative by that of the parent; torques in world axes.
+        // x: derivative by the center of mass of the child, and −x by the center of mass of the parent; torques in world axes.
         TD_INLINE TwistRow<T> motion(const Vec3<T> &x, const Vec3<T> &on_child, const Vec3<T> &on_parent) const {
             return {x, on_child + cross(r_child, x), on_parent - cross(r_parent, x)};
         }
@@ -125,48 +127,52 @@ private:
     };
 
     void add_now(Sum &sum, const T &share, const TwistRow<T> &row) {
-        for (int c = 0; c < 3; ++c) sum.now[c] += share * row.linear[c], sum.now[3 + c] += share * row.child[c];
+        for (int c = 0; c < 3; ++c) {
+            sum.now[c] += share * row.linear[c];
+            sum.now[3 + c] += share * row.child[c];
+        }
         if (drifts) sum.now_drift = sum.now_drift + share * (row.child + row.parent);
     }
 
     // Springs, dampers and armature of a free direction, and the derivative of its impulse by its input.
     static void set_row(const Problem<T> &problem, const AdjointState<T, T> &state, const JointTable &joint, const JointData<T> &data,
-                        const Places &at, int number, int i, bool translation, const Vec3<T> &f, TwistRow<T> &row, T &by_input) {
+                        const Places &places, int number, int i, bool translation, const Vec3<T> &f, TwistRow<T> &row, T &by_input) {
         const T h = problem.timestep(), *p = &problem.parameters[joint.parameters];
         const FreeGradient<T> &free = state.free[number];
         const bool stiffens = joint.stiffness >= 0 && joint.has_damper && !translation;
-        T share = broadcast<T>(1.0);  // of a force, less what the stiffness that it adds takes away
+        T share = broadcast<T>(1.0);  // share of a force that acts: the stiffness that it adds takes away the rest
         if (stiffens) share -= data.excess[i] * data.moved[i];
         if (joint.input >= 0 && !joint.drives(i)) by_input = h * share;
         if (joint.has_spring) {
             if (!translation && joint.has_vector()) share -= 1.0;
-            row = row + (h * p[joint.spring() + i]) * share * at.motion(free.coordinate[i]);
+            row = row + (h * p[joint.spring() + i]) * share * places.motion(free.coordinate[i]);
         }
         if (joint.has_damper)
-            row =
-                row + problem.damping(joint, data)[i] * (at.motion(free.difference[i]) + carried(problem, joint, data, at, translation, f));
+            row = row + problem.damping(joint, data)[i] *
+                            (places.motion(free.difference[i]) + carried(problem, joint, data, places, translation, f));
         if (joint.armature < 0) return;
         const MovingGradient<T> &moving = state.moving[joint.free_data];
         const T weight = problem.parameters[joint.armature + i] / h;
-        row = row + weight * (at.motion(moving.rate_now[i]) + broadcast<T>(-1.0) * at.motion(moving.incoming_now[i]));
+        row = row + weight * (places.motion(moving.rate_now[i]) + broadcast<T>(-1.0) * places.motion(moving.incoming_now[i]));
     }
 
     // Derivatives of `difference` take the next pose along with the current one; this leaves it where it is.
-    static TwistRow<T> carried(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const Places &at,
+    static TwistRow<T> carried(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const Places &places,
                                bool translation, const Vec3<T> &f) {
         const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
         if (!joint.has_vector()) {
             if (translation)
-                return at.motion(negated(
-                    translation_gradient(at.parent.one_step_back(), at.child.one_step_back(), data.offset, data.before, anchor, f)));
+                return places.motion(negated(translation_gradient(places.parent.one_step_back(), places.child.one_step_back(), data.offset,
+                                                                  data.before, anchor, f)));
             const Vec3<T> g = right_jacobian_inverse(data.turn, f);
-            return at.motion({Vec3<T>{}, -g, data.offset * rotate(data.before.p, g)});
+            return places.motion({Vec3<T>{}, -g, data.offset * rotate(data.before.p, g)});
         }
         const JointWrench<T> wrench = joint_wrench(problem, joint, data, translation, f);
         const auto turn = [](const BodyData<T> &body, const Vec3<T> &torque) {
             return body.next.R * (body.increment.w * torque - cross(body.increment.v, torque));
         };
-        return at.motion(-wrench.force, -turn(at.child, wrench.on_child), at.world ? Vec3<T>{} : -turn(at.parent, wrench.on_parent));
+        return places.motion(-wrench.force, -turn(places.child, wrench.on_child),
+                             places.world ? Vec3<T>{} : -turn(places.parent, wrench.on_parent));
     }
     static TD_INLINE RowGradient<T, T> negated(const RowGradient<T, T> &g) { return {-g.x_child, -g.phi_child, -g.phi_parent}; }
 
@@ -177,36 +183,39 @@ private:
         const T weight = -problem.parameters[joint.armature + i] / problem.timestep();
         const Vec3<T> r = tree.bodies[joint.child].r - problem.timestep() * load3(&problem.z[state_size * joint.child + 3]);
         const Vec3<T> x = weight * g.x, turn = weight * (problem.bodies[joint.child].pose.R * g.phi) + cross(r, x);
-        for (int a = 0; a < joint.free(); ++a) add3(sums[a].before, share[a] * x), add3(sums[a].before + 3, share[a] * turn);
+        for (int a = 0; a < joint.free(); ++a) {
+            add3(sums[a].before, share[a] * x);
+            add3(sums[a].before + 3, share[a] * turn);
+        }
     }
 
     // Limits, friction and drives: condensed, as in motion_rows.
-    static void add_cones(const Problem<T> &problem, const AdjointState<T, T> &state, const JointTable &joint, const Places &at,
+    static void add_cones(const Problem<T> &problem, const AdjointState<T, T> &state, const JointTable &joint, const Places &places,
                           TwistRow<T> *rows, T *by_drive) {
         const T h = problem.timestep(), inverse_h = 1.0 / h;
         const MovingGradient<T> &moving = state.moving[joint.free_data];
         const FreeData<T> &free = problem.free[joint.free_data];
         for (int c = joint.first_cone; c < joint.first_cone + joint.num_cones; ++c) {
             const JointConeTable &cone = problem.mechanism.joint_cones[c];
-            const JointConeData<T> &own = problem.joint_cones[c];
+            const JointConeData<T> &cone_data = problem.joint_cones[c];
             TwistRow<T> &row = rows[cone.row - joint.held()];
             if (cone.on_rate()) {
-                row = row + (inverse_h * own.stiffness) * at.motion(moving.rate_now[cone.coordinate]);
+                row = row + (inverse_h * cone_data.stiffness) * places.motion(moving.rate_now[cone.coordinate]);
             } else if (free.recovers) {
                 bool translation;
                 const Vec3<T> f = joint_direction(problem, joint, joint.held() + cone.coordinate, translation);
                 const JointData<T> &data = problem.joints[cone.joint];
                 const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
-                const RowGradient<T, T> g = translation
-                                                ? translation_gradient(at.parent.pose, at.child.pose, data.offset, data.now, anchor, f)
-                                                : angle_gradient(joint, data.offset, data.now.p, free.now, f);
-                row = row + (-own.stiffness * own.leaves) * at.motion(g);
+                const RowGradient<T, T> g =
+                    translation ? translation_gradient(places.parent.pose, places.child.pose, data.offset, data.now, anchor, f)
+                                : angle_gradient(joint, data.offset, data.now.p, free.now, f);
+                row = row + (-cone_data.stiffness * cone_data.leaves) * places.motion(g);
             }
             if (cone.kind != JointConeTable::drive || joint.input < 0) continue;
-            const DriveData<T> &drive = own.drive;
+            const DriveData<T> &drive = cone_data.drive;
             const T pushed = 0.5 * (state.point[cone.impulse] - state.point[cone.impulse + cone.stride]);
             by_drive[cone.row - joint.held()] +=
-                own.stiffness * (1.0 + h * drive.excess * (drive.compliance * pushed - drive.offset)) / drive.gain;
+                cone_data.stiffness * (1.0 + h * drive.excess * (drive.compliance * pushed - drive.offset)) / drive.gain;
         }
     }
 };

@@ -47,7 +47,10 @@ public:
         gradient.load(steps, count, options, shared);
         for (int lane = 0; lane < lanes<T>; ++lane) {
             const MinimalJob &job = jobs[std::min(lane, count - 1)];
-            for (int k = 0; k < mechanism.num_coordinates; ++k) set(product.q[k], lane, job.q[k]), set(product.qd[k], lane, job.qd[k]);
+            for (int k = 0; k < mechanism.num_coordinates; ++k) {
+                set(product.q[k], lane, job.q[k]);
+                set(product.qd[k], lane, job.qd[k]);
+            }
         }
         const Problem<T> &problem = gradient.stepper.problem;
         const T *solution = gradient.solution.data();
@@ -78,7 +81,7 @@ private:
         int link, i;
         bool rate;
     };
-    struct Gradient {                 // by v⁺ of the child (its negative for the parent), ω⁺; by x, φ at the current poses
+    struct Gradient {                 // by v⁺ of the child (the negative for the parent) and ω⁺; by x and φ of the current poses
         Vec3<T> v, omega_child, omega_parent, x, phi_child, phi_parent;
     };
     struct Next {                     // at the end of the step itself, not where derivatives are smoothed
@@ -93,7 +96,7 @@ private:
     Adjoint<T, R> adjoint;
     TreeProduct<T, R> product;
     std::vector<R> right, columns;
-    std::vector<Next> next;           // and the world behind them
+    std::vector<Next> next;           // of the bodies; the world is the last
     std::vector<Target> targets;
     std::vector<Gradient> gradients;
 
@@ -127,13 +130,13 @@ private:
                 to = {h * then.x_child, h * child.by_velocity(then.phi_child), h * parent.by_velocity(then.phi_parent),
                       then.x_child,     child.turn * then.phi_child,           parent.turn * then.phi_parent};
                 if (!target.rate) continue;
-                const RowGradient<T, T> now = by_now(problem, joint, axes, target, turn);
+                const RowGradient<T, T> current = by_now(problem, joint, axes, target, turn);
                 to = {then.x_child,
                       child.by_velocity(then.phi_child),
                       parent.by_velocity(then.phi_parent),
-                      inverse * (to.x - now.x_child),
-                      inverse * (to.phi_child - now.phi_child),
-                      inverse * (to.phi_parent - now.phi_parent)};
+                      inverse * (to.x - current.x_child),
+                      inverse * (to.phi_child - current.phi_child),
+                      inverse * (to.phi_parent - current.phi_parent)};
             }
         }
     }
@@ -180,27 +183,31 @@ private:
 
     void add_velocities(const Target &target, const Gradient &g, int k) {
         const JointTable &joint = mechanism.joints[mechanism.tree[target.link].joint];
-        add(&right[6 * joint.child], k, g.v), add(&right[6 * joint.child + 3], k, g.omega_child);
+        add(&right[6 * joint.child], k, g.v);
+        add(&right[6 * joint.child + 3], k, g.omega_child);
         if (joint.parent == mechanism.num_bodies) return;
-        add(&right[6 * joint.parent], k, -g.v), add(&right[6 * joint.parent + 3], k, g.omega_parent);
+        add(&right[6 * joint.parent], k, -g.v);
+        add(&right[6 * joint.parent + 3], k, g.omega_parent);
     }
 
     void add_poses(const Target &target, const Gradient &g, int k) {
         const JointTable &joint = mechanism.joints[mechanism.tree[target.link].joint];
-        add(adjoint.gradient.x[joint.child], k, g.x), add(adjoint.gradient.phi[joint.child], k, g.phi_child);
-        add(adjoint.gradient.x[joint.parent], k, -g.x), add(adjoint.gradient.phi[joint.parent], k, g.phi_parent);
+        add(adjoint.gradient.x[joint.child], k, g.x);
+        add(adjoint.gradient.phi[joint.child], k, g.phi_child);
+        add(adjoint.gradient.x[joint.parent], k, -g.x);
+        add(adjoint.gradient.phi[joint.parent], k, g.phi_parent);
     }
 
     void store(const Target &target, double *out, double h, int lane) const {
         const TreeTable &link = mechanism.tree[target.link];
         const JointTable &joint = mechanism.joints[link.joint];
-        const int n = mechanism.num_coordinates, at = link.coordinate + target.i, size = int(columns.size());
-        double *row = out + size_t(target.rate ? n + at : at) * size;
+        const int n = mechanism.num_coordinates, place = link.coordinate + target.i, size = int(columns.size());
+        double *row = out + size_t(target.rate ? n + place : place) * size;
         for (int c = 0; c < size; ++c) row[c] = get(columns[c], lane);
         if (!target.rate || (target.i >= joint.free_t() && joint.free_r() > 1)) return;
-        double *coordinate = out + size_t(at) * size;  // q⁺ = q + h q̇⁺
+        double *coordinate = out + size_t(place) * size;  // q⁺ = q + h q̇⁺
         for (int c = 0; c < size; ++c) coordinate[c] = h * row[c];
-        coordinate[at] += 1.0;
+        coordinate[place] += 1.0;
     }
 };
 

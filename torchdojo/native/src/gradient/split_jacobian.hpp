@@ -35,7 +35,8 @@ void SplitJacobian::run(const Step &job, double *out, const Options &options, co
         parts[which].resize(size * columns);
         Step half{};
         half.step = level.half(which);
-        half.w = half.step.w, half.grad_kappa = job.grad_kappa;
+        half.w = half.step.w;
+        half.grad_kappa = job.grad_kappa;
         double *to = parts[which].data();
         if (level.substeps[which] > 1) run(half, to, options, shared, depth + 1);
         else jacobian.run(&half, 1, &to, options, shared, gradient);

@@ -22,7 +22,8 @@ public:
 
     // Takes K of contacts that are pressed hard out of the problem, in the lanes in which they are. Bodies have been placed.
     void find(Problem<T> &problem) {
-        count = 0, needed[0] = needed[1] = Mask<T>{};
+        count = 0;
+        needed[0] = needed[1] = Mask<T>{};
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const ContactTable &contact = mechanism.contacts[c];
             ContactData<T> &data = problem.contacts[c];
@@ -31,13 +32,17 @@ public:
             const T gain = contact_gain(problem, contact, data, arm - p[parameter::radius] * load3(p + parameter::normal));
             const Mask<T> pressed = gain > broadcast<T>(constant::tree_gain);
             if (!any(pressed)) continue;
-            needed[0] |= pressed, needed[1] |= gain > broadcast<T>(constant::tree_gain_twice);
-            Stiff &own = stiff[count++];
-            own.contact = c;
-            const auto take = [&](T &kept, T &value) { kept = select(pressed, value, T{}), value = select(pressed, T{}, value); };
-            take(own.data.stiffness, data.stiffness);
-            for (int i = 0; i < 2; ++i) take(own.data.coupling[i], data.coupling[i]);
-            for (int i = 0; i < 4; ++i) take(own.data.compliance[i], data.compliance[i]);
+            needed[0] |= pressed;
+            needed[1] |= gain > broadcast<T>(constant::tree_gain_twice);
+            Stiff &entry = stiff[count++];
+            entry.contact = c;
+            const auto take = [&](T &kept, T &value) {
+                kept = select(pressed, value, T{});
+                value = select(pressed, T{}, value);
+            };
+            take(entry.data.stiffness, data.stiffness);
+            for (int i = 0; i < 2; ++i) take(entry.data.coupling[i], data.coupling[i]);
+            for (int i = 0; i < 4; ++i) take(entry.data.compliance[i], data.compliance[i]);
         }
     }
 
@@ -46,15 +51,16 @@ public:
     template <class Set>
     void place(const T *n, const T *N, const T *S, const Set &set) {
         for (int k = 0; k < count; ++k) {
-            Stiff &own = stiff[k];
-            T C[18] = {}, now[18] = {}, wrench[18] = {};
-            own.up = set(own.contact, C, now, wrench);
-            for (std::vector<T> *to : {&own.J, &own.G, &own.now}) to->resize(3 * own.up->size());
-            for (size_t a = 0; a < own.up->size(); ++a)
+            Stiff &entry = stiff[k];
+            T C[18] = {}, current[18] = {}, wrench[18] = {};
+            entry.up = set(entry.contact, C, current, wrench);
+            for (std::vector<T> *to : {&entry.J, &entry.G, &entry.now}) to->resize(3 * entry.up->size());
+            for (size_t a = 0; a < entry.up->size(); ++a)
                 for (int i = 0; i < 3; ++i) {
-                    const int at = 6 * (*own.up)[a];
-                    own.J[3 * a + i] = dot6(C + 6 * i, N + at), own.G[3 * a + i] = dot6(wrench + 6 * i, n + at);
-                    own.now[3 * a + i] = dot6(now + 6 * i, S + at);
+                    const int offset = 6 * (*entry.up)[a];
+                    entry.J[3 * a + i] = dot6(C + 6 * i, N + offset);
+                    entry.G[3 * a + i] = dot6(wrench + 6 * i, n + offset);
+                    entry.now[3 * a + i] = dot6(current + 6 * i, S + offset);
                 }
         }
     }
@@ -62,14 +68,15 @@ public:
     // Hᵀ += (G K J)ᵀ
     void add(BranchSystem<T> &system) const {
         for (int k = 0; k < count; ++k) {
-            const Stiff &own = stiff[k];
-            const ContactData<T> &data = own.data;
-            for (size_t b = 0; b < own.up->size(); ++b) {
-                const T *J = &own.J[3 * b];
+            const Stiff &entry = stiff[k];
+            const ContactData<T> &data = entry.data;
+            for (size_t b = 0; b < entry.up->size(); ++b) {
+                const T *J = &entry.J[3 * b];
                 const T KJ[3] = {data.stiffness * J[0], data.coupling[0] * J[0] + data.compliance[0] * J[1] + data.compliance[1] * J[2],
                                  data.coupling[1] * J[0] + data.compliance[2] * J[1] + data.compliance[3] * J[2]};
-                for (size_t a = 0; a < own.up->size(); ++a)
-                    system((*own.up)[b], (*own.up)[a]) += own.G[3 * a] * KJ[0] + own.G[3 * a + 1] * KJ[1] + own.G[3 * a + 2] * KJ[2];
+                for (size_t a = 0; a < entry.up->size(); ++a)
+                    system((*entry.up)[b], (*entry.up)[a]) +=
+                        entry.G[3 * a] * KJ[0] + entry.G[3 * a + 1] * KJ[1] + entry.G[3 * a + 2] * KJ[2];
             }
         }
     }
@@ -87,16 +94,19 @@ public:
             for (int c = 0; c < std::min(chunk, size - first); ++c) rest[chunk * (first + c) + c] = broadcast<T>(1.0);
             system.misfit(y, rest.data());
             for (int k = 0; k < count; ++k) {
-                const Stiff &own = stiff[k];
-                for (size_t a = 0; a < own.up->size(); ++a)
+                const Stiff &entry = stiff[k];
+                for (size_t a = 0; a < entry.up->size(); ++a)
                     for (int i = 0; i < 3; ++i) {
-                        const T part = own.J[3 * a + i], *nu = own.nu + chunk * i;
-                        T *to = &rest[chunk * (*own.up)[a]];
+                        const T part = entry.J[3 * a + i], *nu = entry.nu + chunk * i;
+                        T *to = &rest[chunk * (*entry.up)[a]];
                         for (int c = 0; c < chunk; ++c) to[c] -= part * nu[c];
                     }
             }
             system.solve(rest.data());
-            for (size_t k = 0; k < rest.size(); ++k) rest[k] = select(mask, rest[k], T{}), y[k] += rest[k];
+            for (size_t k = 0; k < rest.size(); ++k) {
+                rest[k] = select(mask, rest[k], T{});
+                y[k] += rest[k];
+            }
             for (int k = 0; k < count; ++k) add_multipliers(stiff[k], rest.data());
         }
     }
@@ -105,12 +115,13 @@ public:
     template <class Add>
     void each_now(const Add &add) const {
         for (int k = 0; k < count; ++k) {
-            const Stiff &own = stiff[k];
-            for (size_t a = 0; a < own.up->size(); ++a) {
-                const T *by = &own.now[3 * a];
+            const Stiff &entry = stiff[k];
+            for (size_t a = 0; a < entry.up->size(); ++a) {
+                const T *by = &entry.now[3 * a];
                 T sum[chunk];
-                for (int c = 0; c < chunk; ++c) sum[c] = -(by[0] * own.nu[c] + by[1] * own.nu[chunk + c] + by[2] * own.nu[2 * chunk + c]);
-                add((*own.up)[a], sum);
+                for (int c = 0; c < chunk; ++c)
+                    sum[c] = -(by[0] * entry.nu[c] + by[1] * entry.nu[chunk + c] + by[2] * entry.nu[2 * chunk + c]);
+                add((*entry.up)[a], sum);
             }
         }
     }
@@ -130,19 +141,19 @@ private:
     std::vector<T> rest;
 
     // ν += Kᵀ Gᵀ y
-    void add_multipliers(Stiff &own, const T *y) const {
-        T b[3 * chunk] = {};
-        for (size_t a = 0; a < own.up->size(); ++a)
+    void add_multipliers(Stiff &entry, const T *y) const {
+        T projected[3 * chunk] = {};
+        for (size_t a = 0; a < entry.up->size(); ++a)
             for (int i = 0; i < 3; ++i) {
-                const T part = own.G[3 * a + i], *from = y + chunk * (*own.up)[a];
-                for (int c = 0; c < chunk; ++c) b[chunk * i + c] += part * from[c];
+                const T part = entry.G[3 * a + i], *from = y + chunk * (*entry.up)[a];
+                for (int c = 0; c < chunk; ++c) projected[chunk * i + c] += part * from[c];
             }
-        const ContactData<T> &data = own.data;
+        const ContactData<T> &data = entry.data;
         for (int c = 0; c < chunk; ++c) {
-            const T &first = b[chunk + c], &second = b[2 * chunk + c];
-            own.nu[c] += data.stiffness * b[c] + data.coupling[0] * first + data.coupling[1] * second;
-            own.nu[chunk + c] += data.compliance[0] * first + data.compliance[2] * second;
-            own.nu[2 * chunk + c] += data.compliance[1] * first + data.compliance[3] * second;
+            const T &first = projected[chunk + c], &second = projected[2 * chunk + c];
+            entry.nu[c] += data.stiffness * projected[c] + data.coupling[0] * first + data.coupling[1] * second;
+            entry.nu[chunk + c] += data.compliance[0] * first + data.compliance[2] * second;
+            entry.nu[2 * chunk + c] += data.compliance[1] * first + data.compliance[3] * second;
         }
     }
 };

@@ -33,8 +33,10 @@ struct Exponential {
         const Mask<T> small = squared < broadcast<T>(1e-8);  // the next terms of the series are below 1e-18
         const T angle = sqrt(select(small, broadcast<T>(1.0), squared)), half = 0.5 * angle, cube = angle * angle * angle;
         const T c = each_lane<T>([](double x) { return std::cos(x); }, half), s = each_lane<T>([](double x) { return std::sin(x); }, half);
-        cosine = select(small, 1.0 - squared / 8.0, c), sine = select(small, 0.5 - squared / 48.0, s / angle);
-        first = 2.0 * sine * sine, second = select(small, 1.0 / 6.0 - squared / 120.0, (angle - 2.0 * s * c) / cube);
+        cosine = select(small, 1.0 - squared / 8.0, c);
+        sine = select(small, 0.5 - squared / 48.0, s / angle);
+        first = 2.0 * sine * sine;
+        second = select(small, 1.0 / 6.0 - squared / 120.0, (angle - 2.0 * s * c) / cube);
     }
     TD_INLINE Quat<T> quaternion() const { return {cosine, sine * theta}; }
     TD_INLINE Vec3<T> right_jacobian(const Vec3<T> &v) const {
@@ -86,9 +88,9 @@ public:
         for (const TreeTable &link : mechanism.tree) {
             const JointTable &joint = mechanism.joints[link.joint];
             const FreeAxes<T> axes(joint, parameters);
-            const T *at = q + link.coordinate, *rate = qd + link.coordinate;
-            const Quat<T> p = Exponential<T>(axes.rotations(at)).quaternion();
-            const Vec3<T> tau = StepTurn<T>(axes, p, h * axes.rotations(rate)).tau(), shift = axes.translations(at);
+            const T *coordinates = q + link.coordinate, *rate = qd + link.coordinate;
+            const Quat<T> p = Exponential<T>(axes.rotations(coordinates)).quaternion();
+            const Vec3<T> tau = StepTurn<T>(axes, p, h * axes.rotations(rate)).tau(), shift = axes.translations(coordinates);
             place(joint, axes, now, p, shift);
             place(joint, axes, before, conjugate(Exponential<T>(tau).quaternion()) * p, shift - h * axes.translations(rate));
         }
@@ -98,14 +100,15 @@ public:
             T *state = &z[state_size * i];
             store3(state, b.x);
             store3(state + 3, inverse * (b.x - a.x));
-            state[6] = b.q.w, store3(state + 7, b.q.v);
+            state[6] = b.q.w;
+            store3(state + 7, b.q.v);
             store3(state + 10, select(step.w < T{}, -2.0 * inverse, 2.0 * inverse) * step.v);
         }
     }
 
 private:
     const MechanismTable &mechanism;
-    std::vector<BodyPose<T>> now, before;  // and the world behind them
+    std::vector<BodyPose<T>> now, before;  // of the bodies; the world is the last
 
     TD_INLINE static void place(const JointTable &joint, const FreeAxes<T> &axes, std::vector<BodyPose<T>> &poses, const Quat<T> &p,
                                 const Vec3<T> &shift) {
@@ -158,7 +161,8 @@ public:
             body = Body{pose.R, pose.R, pose.x - o, pose.x - o, Vec3<T>{}, Vec3<T>{}, broadcast<T>(1.0)};
             if (i == mechanism.num_bodies) continue;
             const T *state = &problem.z[state_size * i];
-            body.v = load3(state + 3), body.a = (0.5 * h) * load3(state + 10);
+            body.v = load3(state + 3);
+            body.a = (0.5 * h) * load3(state + 10);
             body.c = sqrt(1.0 - dot(body.a, body.a));
             body.arm_before = body.arm - h * body.v;
             body.turn_before = rotation_matrix(pose.q * Quat<T>{body.c, -body.a});
@@ -169,17 +173,17 @@ public:
             const Body &parent = bodies[joint.parent], &child = bodies[joint.child];
             Motion *motion = &motions[link.coordinate];
             for (int i = 0; i < joint.free_t(); ++i, ++motion) {
-                const Vec3<T> f = axes.translation(i), now = parent.turn * f, before = parent.turn_before * f;
-                *motion = {{now, Vec3<T>{}}, {inverse * (now - before), Vec3<T>{}}, {before, Vec3<T>{}}};
+                const Vec3<T> f = axes.translation(i), f_now = parent.turn * f, f_before = parent.turn_before * f;
+                *motion = {{f_now, Vec3<T>{}}, {inverse * (f_now - f_before), Vec3<T>{}}, {f_before, Vec3<T>{}}};
             }
             if (!joint.free_r()) continue;
             const Vec3<T> anchor = axes.child_anchor();
-            const Vec3<T> at = child.arm + child.turn * anchor, at_before = child.arm_before + child.turn_before * anchor;
+            const Vec3<T> place = child.arm + child.turn * anchor, place_before = child.arm_before + child.turn_before * anchor;
             auto about = [](const Vec3<T> &omega, const Vec3<T> &point) { return Row{cross(point, omega), omega}; };
-            auto store = [&](const Vec3<T> &now, const Vec3<T> &before, const Vec3<T> &speed) {
-                const Row s = about(child.turn * now, at), b = about(child.turn_before * before, at_before);
+            auto store = [&](const Vec3<T> &axis_now, const Vec3<T> &axis_before, const Vec3<T> &speed) {
+                const Row s = about(child.turn * axis_now, place), b = about(child.turn_before * axis_before, place_before);
                 const Row change{inverse * (s.linear - b.linear), inverse * (s.angular - b.angular)};
-                *motion++ = {s, change, about(child.turn_before * speed, at_before)};
+                *motion++ = {s, change, about(child.turn_before * speed, place_before)};
             };
             if (joint.free_r() == 1) {  // rotations about one axis commute
                 const Vec3<T> f = axes.rotation(0);
@@ -228,7 +232,8 @@ public:
             sum = sums[joint.parent];
             for (int k = link.coordinate; k < link.coordinate + joint.free(); ++k) {
                 const Motion &motion = motions[k];
-                sum.force = sum.force + dq[k] * motion.now.linear, sum.torque = sum.torque + dq[k] * motion.now.angular;
+                sum.force = sum.force + dq[k] * motion.now.linear;
+                sum.torque = sum.torque + dq[k] * motion.now.angular;
                 sum.push = sum.push + dq[k] * motion.change.linear + dqd[k] * motion.speed.linear;
                 sum.spin = sum.spin + dq[k] * motion.change.angular + dqd[k] * motion.speed.angular;
             }
@@ -261,7 +266,7 @@ private:
         Vec3<R> force, torque, push, spin;  // P and D; in `push` the velocities that they multiply
     };
     const MechanismTable &mechanism;
-    std::vector<Body> bodies;  // and the world behind them
+    std::vector<Body> bodies;  // the world is the last
     std::vector<Motion> motions;
     std::vector<Sum> sums;
 };

@@ -43,8 +43,8 @@ public:
     Mask<T> needed[2];  // lanes whose solution is refined, and refined again; a lane does not depend on the others
 
     // Factors the derivative at w, with K of the cones as cones.hpp has set it. The tree and the problem must be prepared.
-    void factor(Tree<T> &of, Problem<T> &problem, const T *w) {
-        tree = &of;
+    void factor(Tree<T> &new_tree, Problem<T> &problem, const T *w) {
+        tree = &new_tree;
         tree->next_frames = frames.data();
         tree->place(problem, w);
         tree->template linearize<true>(problem, w);
@@ -64,7 +64,8 @@ public:
             const Vec3<T> linear = load3(g), angular = load3(g + 3);
             const Vec3<T> turn = body.next.R * (body.increment.w * angular - cross(body.increment.v, angular));
             T *b = tree->right(i);
-            store3(b, inverse_h * linear), store3(b + 3, inverse_h * (cross(tree->bodies[i].r_next, linear) + turn));
+            store3(b, inverse_h * linear);
+            store3(b + 3, inverse_h * (cross(tree->bodies[i].r_next, linear) + turn));
         }
     }
 
@@ -87,20 +88,26 @@ public:
             const JointTable &joint = mechanism.joints[cone.joint];
             const TwistRow<T> row = (cone.sign() * pressing[c]) * problem.cone_row(cone);
             T *child = tree->right(joint.child);
-            for (int k = 0; k < 3; ++k) child[k] -= row.linear[k], child[3 + k] -= row.child[k];
+            for (int k = 0; k < 3; ++k) {
+                child[k] -= row.linear[k];
+                child[3 + k] -= row.child[k];
+            }
             if (joint.parent == mechanism.num_bodies) continue;
             T *parent = tree->right(joint.parent);
-            for (int k = 0; k < 3; ++k) parent[k] += row.linear[k], parent[3 + k] -= row.parent[k];
+            for (int k = 0; k < 3; ++k) {
+                parent[k] += row.linear[k];
+                parent[3 + k] -= row.parent[k];
+            }
         }
     }
 
     // Keeps the right-hand sides for `misfit`.
     void keep() { kept = tree->wrenches; }
 
-    // Solves for multipliers of bodies and joints in x. `given`: whether x has gradients by the impulses of held rows; else they are zero.
+    // Solves for multipliers of bodies and joints in x. `by_held`: whether x has gradients by the impulses of held rows; else they are zero.
     // `all`: whether held rows are wanted, too.
-    void solve(const Problem<T> &problem, T *x, bool given, bool all) {
-        substitute(problem, x, given, all);
+    void solve(const Problem<T> &problem, T *x, bool by_held, bool all) {
+        substitute(problem, x, by_held, all);
         y.swap(tree->motions);
     }
 
@@ -110,16 +117,16 @@ public:
         for (size_t k = 0; k < y.size(); ++k) y[k] += select(mask, tree->motions[k], T{});
     }
 
-    // Right-hand sides for what the solution x leaves of the kept ones, in the matrix without condensed contacts. Multipliers of held rows
+    // The misfit of the solution x: kept right-hand sides less the product with the matrix without condensed contacts. Multipliers of held rows
     // count as zero: they are solved for anew.
     template <class R>
     void misfit(const AdjointState<T, R> &adjoint, const Problem<T> &problem, const T *w, const T *x) {
         T A[36];
         for (const Node &node : tree->nodes) {
-            const T *own = &y[6 * node.body];
+            const T *motion = &y[6 * node.body];
             T *b = tree->right(node.body);
             body_matrix(problem, node.body, tree->origin(problem, node), tree->bodies[node.body], w, A);
-            for (int k = 0; k < 6; ++k) b[k] = kept[6 * node.body + k] - column_product(A, k, own);
+            for (int k = 0; k < 6; ++k) b[k] = kept[6 * node.body + k] - column_product(A, k, motion);
         }
         for (int c = 0; c < mechanism.num_contacts; ++c) {
             const int body = mechanism.contacts[c].body;
@@ -149,21 +156,22 @@ private:
     std::vector<T> y, kept;  // solution, and right-hand sides
     std::vector<T> shifts;  // c, per joint
 
-    void substitute(const Problem<T> &problem, T *x, bool given, bool all) {
+    void substitute(const Problem<T> &problem, T *x, bool by_held, bool all) {
         for (const Node &node : tree->nodes)
-            if (node.joint >= 0) Tree<T>::with_free(node, [&](auto free) { fold<decltype(free)::value>(node, x, given); });
+            if (node.joint >= 0) Tree<T>::with_free(node, [&](auto free) { fold<decltype(free)::value>(node, x, by_held); });
         for (auto node = tree->nodes.rbegin(); node != tree->nodes.rend(); ++node) {
-            T *own = &tree->motions[6 * node->body];
+            T *motion = &tree->motions[6 * node->body];
             if (node->joint < 0) {
-                std::copy_n(tree->right(node->body), 6, own);
-                ldu::divide_transposed<6>(tree->matrix(node->body), own, 6);
+                std::copy_n(tree->right(node->body), 6, motion);
+                ldu::divide_transposed<6>(tree->matrix(node->body), motion, 6);
             } else {
-                Tree<T>::with_free(*node, [&](auto free) { expand<decltype(free)::value>(problem, *node, x, given, all); });
+                Tree<T>::with_free(*node, [&](auto free) { expand<decltype(free)::value>(problem, *node, x, by_held, all); });
             }
             const BodyData<T> &body = problem.bodies[node->body];
-            const Vec3<T> linear = load3(own), angular = load3(own + 3);
+            const Vec3<T> linear = load3(motion), angular = load3(motion + 3);
             T *to = x + mechanism.bodies[node->body].right;
-            store3(to, linear + cross(angular, tree->bodies[node->body].r)), store3(to + 3, transposed_times(body.pose.R, angular));
+            store3(to, linear + cross(angular, tree->bodies[node->body].r));
+            store3(to + 3, transposed_times(body.pose.R, angular));
         }
     }
 
@@ -177,7 +185,8 @@ private:
             const ContactTable &contact = mechanism.contacts[c];
             const ContactData<T> &data = problem.contacts[c];
             const T gain = contact_gain(problem, contact, data, data.lever);
-            needed[0] |= gain > broadcast<T>(constant::tree_gain), needed[1] |= gain > broadcast<T>(constant::tree_gain_twice);
+            needed[0] |= gain > broadcast<T>(constant::tree_gain);
+            needed[1] |= gain > broadcast<T>(constant::tree_gain_twice);
         }
     }
 
@@ -188,17 +197,18 @@ private:
         for (int i = 0; i < joint.held_t; ++i) shift = shift - g[i] * load3(node.axes + 3 * i);
         for (int i = 0; i < joint.held_r; ++i) turn = turn - g[joint.held_t + i] * load3(node.duals + 3 * i);
         T *c = &shifts[6 * node.joint];
-        store3(c, shift + cross(load3(node.anchor), turn)), store3(c + 3, turn);
+        store3(c, shift + cross(load3(node.anchor), turn));
+        store3(c + 3, turn);
     }
 
     template <int F>
-    void fold(const Node &node, const T *x, bool given) {
+    void fold(const Node &node, const T *x, bool by_held) {
         const T *A = tree->matrix(node.body), *b = tree->right(node.body), *c = &shifts[6 * node.joint];
-        if (given) set_shift(node, x + mechanism.joints[node.joint].right);
+        if (by_held) set_shift(node, x + mechanism.joints[node.joint].right);
         T rest[6], e[F > 0 ? F : 1];
-        for (int r = 0; r < 6; ++r) rest[r] = given ? b[r] - column_product(A, r, c) : b[r];
+        for (int r = 0; r < 6; ++r) rest[r] = by_held ? b[r] - column_product(A, r, c) : b[r];
         for (int i = 0; i < F; ++i) e[i] = dot6(node.N + 6 * i, rest);
-        for (int k = 0; given && k < node.rows; ++k) {
+        for (int k = 0; by_held && k < node.rows; ++k) {
             const T pushed = dot6(node.wrench + 6 * k, c);
             for (int i = 0; i < F; ++i) e[i] -= node.along[k * F + i] * pushed;
             for (int r = 0; node.two_sided && r < 6; ++r) rest[r] -= node.drift[6 * k + r] * pushed;
@@ -213,11 +223,11 @@ private:
     }
 
     template <int F>
-    void expand(const Problem<T> &problem, const Node &node, T *x, bool given, bool all) {
+    void expand(const Problem<T> &problem, const Node &node, T *x, bool by_held, bool all) {
         const JointTable &joint = mechanism.joints[node.joint];
         const T *A = tree->matrix(node.body), *b = tree->right(node.body), *c = &shifts[6 * node.joint];
         const T *above = node.parent < 0 ? nullptr : &tree->motions[6 * node.parent];
-        T *own = &tree->motions[6 * node.body], q[F > 0 ? F : 1], sum[6], wrench[6];
+        T *motion = &tree->motions[6 * node.body], q[F > 0 ? F : 1], sum[6], wrench[6];
         for (int k = 0; k < 6; ++k) sum[k] = above ? above[k] : T{};
         for (int i = 0; i < F; ++i) {
             q[i] = node.e[i];
@@ -226,11 +236,11 @@ private:
         if constexpr (F > 0) ldu::divide_transposed<F>(node.pivot, q, F);
         for (int i = 0; i < F; ++i)
             for (int k = 0; k < 6; ++k) sum[k] += q[i] * node.n[6 * i + k];
-        for (int k = 0; given && k < 6; ++k) sum[k] += c[k];
-        for (int k = 0; k < 6; ++k) own[k] = sum[k];
+        for (int k = 0; by_held && k < 6; ++k) sum[k] += c[k];
+        for (int k = 0; k < 6; ++k) motion[k] = sum[k];
         T *out = x + joint.right, *mu = out + joint.held();
         for (int k = 0; k < node.rows; ++k) {
-            T power = given ? dot6(node.wrench + 6 * k, c) : T{};
+            T power = by_held ? dot6(node.wrench + 6 * k, c) : T{};
             for (int i = 0; i < F; ++i) power += node.share[i * node.rows + k] * q[i];
             mu[k] = power;
         }

@@ -13,30 +13,38 @@ template <class T>
 class Sensors {
 public:
     Sensors(const MechanismTable &m, const TdSensors &s)
-        : mechanism(m), given(s), sensors(reinterpret_cast<const rows::Sensor *>(s.table)), parameters(m.num_parameters),
+        : mechanism(m), call(s), sensors(reinterpret_cast<const rows::Sensor *>(s.table)), parameters(m.num_parameters),
           bodies(m.num_bodies + 1), used(m.num_bodies + 1), carried(m.num_bodies), touched(m.num_bodies), states(state_size * m.num_bodies),
           reading(s.size), along(s.size), impulses(m.num_impulses), by_impulses(m.num_impulses), wrench(6 * m.num_bodies),
           by_wrench(6 * m.num_bodies) {
         const auto *frame_rows = reinterpret_cast<const rows::SensedFrame *>(s.frame_table);
         for (int64_t i = 0; i < s.frames; ++i) {
             SensedFrame<T> site{};
-            site.body = frame_rows[i].body, site.shape = frame_rows[i].shape, site.numbers = s.frame_numbers + frame::size * i;
-            frames.push_back(site), used[site.body] = 1;
+            site.body = frame_rows[i].body;
+            site.shape = frame_rows[i].shape;
+            site.numbers = s.frame_numbers + frame::size * i;
+            frames.push_back(site);
+            used[site.body] = 1;
         }
         for (int64_t i = 0; i < s.sensors; ++i) {
             const rows::Sensor &row = sensors[i];
             if (row.joint >= 0) used[m.joints[row.joint].parent] = used[m.joints[row.joint].child] = 1;
             const bool carries = row.kind == senses::force || row.kind == senses::torque;
-            for (int b = 0; row.subtree >= 0 && b < m.num_bodies; ++b)
-                if (below(row)[b]) used[b] = 1, carried[b] |= carries;
+            for (int body = 0; row.subtree >= 0 && body < m.num_bodies; ++body)
+                if (below(row)[body]) {
+                    used[body] = 1;
+                    carried[body] |= carries;
+                }
         }
         const auto *contact_rows = reinterpret_cast<const rows::SensedContact *>(s.contact_table);
         for (int64_t i = 0; i < s.contacts; ++i)
             for (const ContactTable &contact : m.contacts)
                 if (contact.number == contact_rows[i].number && used[contact.body]) {
                     SensedContact<T> sensed{};
-                    sensed.table = &contact, sensed.impulse = contact_rows[i].impulse;
-                    contacts.push_back(sensed), touched[contact.body] = 1;
+                    sensed.table = &contact;
+                    sensed.impulse = contact_rows[i].impulse;
+                    contacts.push_back(sensed);
+                    touched[contact.body] = 1;
                 }
         while (high > 0 && !used[high - 1]) --high;
         while (low < high && !used[low]) ++low;
@@ -44,16 +52,16 @@ public:
 
     void run(int64_t first, int64_t last) {
         for (int64_t start = first; start < last; start += lanes<T>) {
-            if (start == first || given.parameter_stride) gather(given.parameters, given.parameter_stride, start, last, parameters);
+            if (start == first || call.parameter_stride) gather(call.parameters, call.parameter_stride, start, last, parameters);
             load(start, last);
-            if (given.along) pull(start, last);
+            if (call.along) pull(start, last);
             else read(start, last);
         }
     }
 
 private:
     const MechanismTable &mechanism;
-    const TdSensors &given;
+    const TdSensors &call;
     const rows::Sensor *sensors;
     std::vector<T> parameters;
     std::vector<SensedBody<T>> bodies;  // the world is the last
@@ -65,9 +73,9 @@ private:
     T inverse_period;
     Vec3<T> gravity;
 
-    const int32_t *below(const rows::Sensor &row) const { return given.subtree_table + row.subtree * mechanism.num_bodies; }
+    const int32_t *below(const rows::Sensor &row) const { return call.subtree_table + row.subtree * mechanism.num_bodies; }
     const T *body_numbers(int i) const { return &parameters[parameter::bodies + parameter::body_size * i]; }
-    Vec3<T> magnetic() const { return {broadcast<T>(given.magnetic[0]), broadcast<T>(given.magnetic[1]), broadcast<T>(given.magnetic[2])}; }
+    Vec3<T> magnetic() const { return {broadcast<T>(call.magnetic[0]), broadcast<T>(call.magnetic[1]), broadcast<T>(call.magnetic[2])}; }
     T mass(int i) const { return body_numbers(i)[parameter::mass]; }
     Mat3<T> inertia(int i) const { return load33(body_numbers(i) + parameter::inertia); }
 
@@ -89,102 +97,113 @@ private:
 
     void load(int64_t start, int64_t last) {
         const int64_t size = state_size * mechanism.num_bodies;
-        inverse_period = inverse_of(double(given.repeat) * parameters[parameter::timestep]);
+        inverse_period = inverse_of(double(call.repeat) * parameters[parameter::timestep]);
         gravity = load3(&parameters[parameter::gravity]);
         const auto each_state = [&](const double *from, auto &&load) {
             if (from) gather(from + state_size * low, size, start, last, states.data(), size_t(state_size * (high - low)));
             for (int i = low; from && i < high; ++i)
                 if (used[i]) load(i, &states[state_size * (i - low)]);
         };
-        each_state(given.z, [&](int i, const T *state) { bodies[i].load(state); });
-        each_state(given.after, [&](int i, const T *state) { bodies[i].load_after(state, inverse_period, touched[i]); });
+        each_state(call.z, [&](int i, const T *state) { bodies[i].load(state); });
+        each_state(call.after, [&](int i, const T *state) { bodies[i].load_after(state, inverse_period, touched[i]); });
         for (SensedFrame<T> &site : frames) site.place(bodies[site.body], gravity);
-        if (given.impulses) gather(given.impulses, mechanism.num_impulses, start, last, impulses);
-        if (given.wrench) gather(given.wrench, 6 * mechanism.num_bodies, start, last, wrench);
+        if (call.impulses) gather(call.impulses, mechanism.num_impulses, start, last, impulses);
+        if (call.wrench) gather(call.wrench, 6 * mechanism.num_bodies, start, last, wrench);
         for (int i = 0; i < mechanism.num_bodies; ++i)
             if (carried[i]) weigh(i);
         for (SensedContact<T> &contact : contacts) {
-            SensedBody<T> &b = bodies[contact.table->body];
-            contact.load(parameters.data(), impulses.data(), b, inverse_period);
-            if (carried[contact.table->body]) b.force = b.force - contact.push, b.torque = b.torque - cross(contact.place, contact.push);
+            SensedBody<T> &body = bodies[contact.table->body];
+            contact.load(parameters.data(), impulses.data(), body, inverse_period);
+            if (carried[contact.table->body]) {
+                body.force = body.force - contact.push;
+                body.torque = body.torque - cross(contact.place, contact.push);
+            }
         }
     }
 
     // The change of momentum less gravity and the given wrench.
     void weigh(int i) {
-        SensedBody<T> &b = bodies[i];
+        SensedBody<T> &body = bodies[i];
         const Mat3<T> J = inertia(i);
-        b.couple = J * b.alpha + cross(b.omega, J * b.omega) - load3(&wrench[6 * i + 3]);
-        b.force = mass(i) * (b.linear - gravity) - load3(&wrench[6 * i]);
-        b.torque = b.now.pose.R * b.couple + cross(b.now.pose.x, b.force);
+        body.couple = J * body.alpha + cross(body.omega, J * body.omega) - load3(&wrench[6 * i + 3]);
+        body.force = mass(i) * (body.linear - gravity) - load3(&wrench[6 * i]);
+        body.torque = body.now.pose.R * body.couple + cross(body.now.pose.x, body.force);
     }
 
     // -- values --------------------------------------------------------------------------------------------------------------------------
 
     void read(int64_t start, int64_t last) {
-        for (int64_t i = 0; i < given.sensors; ++i) {
+        for (int64_t i = 0; i < call.sensors; ++i) {
             T y[4];
             const int size = value(sensors[i], y);
-            const double *p = given.numbers + sensor::size * i;
+            const double *p = call.numbers + sensor::size * i;
             for (int k = 0; k < size; ++k) {
                 const T shaped = p[sensor::scale] * y[k] + p[sensor::offset], low = broadcast<T>(p[sensor::low]);
                 const T capped = select(shaped > p[sensor::high], broadcast<T>(p[sensor::high]), shaped);
                 reading[sensors[i].place + k] = select(capped < low, low, capped);
             }
         }
-        scatter(reading.data(), reading.size(), given.out, given.size, start, last);
+        scatter(reading.data(), reading.size(), call.out, call.size, start, last);
     }
 
     // Writes the numbers of a sensor, and gives their count.
     int value(const rows::Sensor &row, T *y) {
-        const SensedFrame<T> *own = row.frame < 0 ? nullptr : &frames[row.frame];
+        const SensedFrame<T> *site = row.frame < 0 ? nullptr : &frames[row.frame];
         const SensedFrame<T> *other = row.reference < 0 ? nullptr : &frames[row.reference];
-        const auto seen = [&](const SensedFrame<T> *from, const Vec3<T> &w) { store3(y, from ? transposed_times(from->R, w) : w); };
-        const auto spin = [&](const SensedFrame<T> *site) { return bodies[site->body].spin; };
+        const auto seen = [&](const SensedFrame<T> *from, const Vec3<T> &w) {
+            store3(y, from ? transposed_times(from->R, w) : w);
+            return 3;
+        };
+        const auto single = [&](const T &number) {
+            y[0] = number;
+            return 1;
+        };
         switch (row.kind) {
-            case senses::frame_position: return seen(other, other ? own->x - other->x : own->x), 3;
+            case senses::frame_position: return seen(other, other ? site->x - other->x : site->x);
             case senses::frame_quaternion: {
-                const Quat<T> q = other ? conjugate(other->q) * own->q : own->q;
-                return y[0] = q.w, store3(y + 1, q.v), 4;
+                const Quat<T> q = other ? conjugate(other->q) * site->q : site->q;
+                y[0] = q.w;
+                store3(y + 1, q.v);
+                return 4;
             }
-            case senses::frame_x_axis: return seen(other, own->R.column(0)), 3;
-            case senses::frame_y_axis: return seen(other, own->R.column(1)), 3;
-            case senses::frame_z_axis: return seen(other, own->R.column(2)), 3;
+            case senses::frame_x_axis: return seen(other, site->R.column(0));
+            case senses::frame_y_axis: return seen(other, site->R.column(1));
+            case senses::frame_z_axis: return seen(other, site->R.column(2));
             case senses::frame_linear_velocity:
-                return seen(other, other ? own->v - other->v - cross(spin(other), own->x - other->x) : own->v), 3;
-            case senses::frame_angular_velocity: return seen(other, other ? spin(own) - spin(other) : spin(own)), 3;
-            case senses::frame_linear_acceleration: return seen(nullptr, own->acceleration), 3;
-            case senses::frame_angular_acceleration: return seen(nullptr, bodies[own->body].turning), 3;
-            case senses::gyro: return seen(own, spin(own)), 3;
-            case senses::velocimeter: return seen(own, own->v), 3;
-            case senses::accelerometer: return seen(own, own->acceleration), 3;
-            case senses::magnetometer: return seen(own, magnetic()), 3;
+                return seen(other, other ? site->v - other->v - cross(spin(other), site->x - other->x) : site->v);
+            case senses::frame_angular_velocity: return seen(other, other ? spin(site) - spin(other) : spin(site));
+            case senses::frame_linear_acceleration: return seen(nullptr, site->acceleration);
+            case senses::frame_angular_acceleration: return seen(nullptr, bodies[site->body].turning);
+            case senses::gyro: return seen(site, spin(site));
+            case senses::velocimeter: return seen(site, site->v);
+            case senses::accelerometer: return seen(site, site->acceleration);
+            case senses::magnetometer: return seen(site, magnetic());
             case senses::force:
             case senses::torque: {
-                const Load load = load_on(row, *own);
-                return seen(own, row.kind == senses::force ? load.force : load.torque), 3;
+                const Load load = load_on(row, *site);
+                return seen(site, row.kind == senses::force ? load.force : load.torque);
             }
             case senses::touch:
                 y[0] = T{};
-                each_touch(*own, [&](SensedContact<T> &contact, const Mask<T> &met) {
+                each_touch(*site, [&](SensedContact<T> &contact, const Mask<T> &met) {
                     y[0] += select(met, dot(contact.push, contact.normal), T{});
                 });
                 return 1;
-            case senses::joint_position: return y[0] = coordinate(row), 1;
-            case senses::joint_velocity: return y[0] = JointLine(*this, row).rate, 1;
+            case senses::joint_position: return single(coordinate(row));
+            case senses::joint_velocity: return single(line(row).rate);
             case senses::joint_limit_position:
             case senses::joint_limit_velocity: {
                 T weight[2];
                 const T by_rate = overrun(row, weight);
                 const bool rate = row.kind == senses::joint_limit_velocity;
-                return y[0] = rate ? by_rate * JointLine(*this, row).rate : weight[0] + weight[1], 1;
+                return single(rate ? by_rate * line(row).rate : weight[0] + weight[1]);
             }
             case senses::joint_limit_force:
                 y[0] = T{};
                 for (const int place : {row.first, row.second})
                     if (place >= 0) y[0] += inverse_period * impulses[place];
                 return 1;
-            default: return store3(y, subtree(row)), 3;
+            default: return seen(nullptr, subtree(row));
         }
     }
 
@@ -195,7 +214,10 @@ private:
     Load load_on(const rows::Sensor &row, const SensedFrame<T> &site) const {
         Load load{};
         for (int i = 0; i < mechanism.num_bodies; ++i)
-            if (below(row)[i]) load.force = load.force + bodies[i].force, load.about_origin = load.about_origin + bodies[i].torque;
+            if (below(row)[i]) {
+                load.force = load.force + bodies[i].force;
+                load.about_origin = load.about_origin + bodies[i].torque;
+            }
         load.torque = load.about_origin - cross(site.x, load.force);
         return load;
     }
@@ -218,6 +240,10 @@ private:
         motion(mechanism.joints[row.joint]).coordinates(q);
         return q[row.coordinate];
     }
+    JointLine<T> line(const rows::Sensor &row) {
+        const JointTable &joint = mechanism.joints[row.joint];
+        return {joint, parameters.data(), row.coordinate, bodies[joint.parent], bodies[joint.child]};
+    }
     // Distances to the limits that are exceeded, below zero, and the sign with which the rate counts.
     T overrun(const rows::Sensor &row, T *gaps) const {
         const JointTable &joint = mechanism.joints[row.joint];
@@ -227,43 +253,11 @@ private:
             gaps[side] = T{};
             if ((side ? row.second : row.first) <= 0) continue;
             const T bound = parameters[(side ? joint.upper : joint.lower) + row.coordinate], gap = side ? bound - q : q - bound;
-            gaps[side] = select(gap < T{}, gap, T{}), sign += select(gap < T{}, broadcast<T>(side ? -1.0 : 1.0), T{});
+            gaps[side] = select(gap < T{}, gap, T{});
+            sign += select(gap < T{}, broadcast<T>(side ? -1.0 : 1.0), T{});
         }
         return sign;
     }
-
-    // The velocity of a coordinate at this configuration (`StandardJoint.velocity`): line · w, with the line of the coordinate in space.
-    struct JointLine {
-        const JointTable &joint;
-        SensedBody<T> &a, &b;
-        bool translates;
-        Vec3<T> line, w, lever_a, lever_b;
-        T rate;
-
-        JointLine(Sensors &sensors, const rows::Sensor &row)
-            : joint(sensors.mechanism.joints[row.joint]), a(sensors.bodies[joint.parent]), b(sensors.bodies[joint.child]),
-              translates(row.coordinate < joint.free_t()) {
-            const FreeAxes<T> axes(joint, sensors.parameters.data());
-            line = a.now.pose.R *
-                   (translates ? axes.translation(row.coordinate) : axes.offset * axes.rotation(row.coordinate - joint.free_t()));
-            lever_b = b.now.pose.R * axes.child_anchor(), lever_a = b.now.pose.x + lever_b - a.now.pose.x;
-            w = translates ? b.v + cross(b.spin, lever_b) - a.v - cross(a.spin, lever_a) : b.spin - a.spin;
-            rate = dot(line, w);
-        }
-        void add(const T &weight) {
-            const Vec3<T> G = weight * line;
-            a.by_turn = a.by_turn + weight * cross(line, w);
-            if (!translates) {
-                b.by_spin = b.by_spin + G, a.by_spin = a.by_spin - G;
-                return;
-            }
-            const Vec3<T> by_a = cross(a.spin, G), by_b = by_a + cross(G, b.spin);  // by the levers
-            b.by_v = b.by_v + G, a.by_v = a.by_v - G;
-            b.by_spin = b.by_spin + cross(lever_b, G), a.by_spin = a.by_spin - cross(lever_a, G);
-            b.by_now.x = b.by_now.x + by_a, a.by_now.x = a.by_now.x - by_a;
-            b.by_turn = b.by_turn + cross(lever_b, by_b);
-        }
-    };
 
     // Center of mass, its velocity, momentum, or angular momentum about the center.
     Vec3<T> subtree(const rows::Sensor &row, T *total = nullptr, Vec3<T> *of_center = nullptr, Vec3<T> *of_momentum = nullptr) const {
@@ -271,15 +265,21 @@ private:
         Vec3<T> center{}, momentum{}, angular{};
         for (int i = 0; i < mechanism.num_bodies; ++i) {
             if (!below(row)[i]) continue;
-            const SensedBody<T> &b = bodies[i];
+            const SensedBody<T> &body = bodies[i];
             const T m = mass(i);
-            sum += m, center = center + m * b.now.pose.x, momentum = momentum + m * b.v;
+            sum += m;
+            center = center + m * body.now.pose.x;
+            momentum = momentum + m * body.v;
             if (row.kind == senses::subtree_angular_momentum)
-                angular = angular + b.now.pose.R * (inertia(i) * b.omega) + m * cross(b.now.pose.x, b.v);
+                angular = angular + body.now.pose.R * (inertia(i) * body.omega) + m * cross(body.now.pose.x, body.v);
         }
         const T inverse = inverse_of(sum);
         center = inverse * center;
-        if (total) *total = sum, *of_center = center, *of_momentum = momentum;
+        if (total) {
+            *total = sum;
+            *of_center = center;
+            *of_momentum = momentum;
+        }
         if (row.kind == senses::subtree_center) return center;
         if (row.kind == senses::subtree_linear_momentum) return momentum;
         if (row.kind == senses::subtree_linear_velocity) return inverse * momentum;
@@ -289,13 +289,14 @@ private:
     // -- gradients -----------------------------------------------------------------------------------------------------------------------
 
     void pull(int64_t start, int64_t last) {
-        gather(given.along, given.size, start, last, along);
+        gather(call.along, call.size, start, last, along);
         for (SensedBody<T> &b : bodies) b.clear();
         for (SensedFrame<T> &site : frames) site.clear();
         for (SensedContact<T> &contact : contacts) contact.by_place = contact.by_push = Vec3<T>{};
-        std::fill(by_impulses.begin(), by_impulses.end(), T{}), std::fill(by_wrench.begin(), by_wrench.end(), T{});
-        for (int64_t i = 0; i < given.sensors; ++i) {
-            const double *p = given.numbers + sensor::size * i;
+        std::fill(by_impulses.begin(), by_impulses.end(), T{});
+        std::fill(by_wrench.begin(), by_wrench.end(), T{});
+        for (int64_t i = 0; i < call.sensors; ++i) {
+            const double *p = call.numbers + sensor::size * i;
             T g[4], y[4];
             const bool bounded = std::isfinite(p[sensor::low]) || std::isfinite(p[sensor::high]);
             const int size = bounded ? value(sensors[i], y) : sensors[i].size;
@@ -310,10 +311,10 @@ private:
         for (int i = 0; i < mechanism.num_bodies; ++i)
             if (carried[i]) add_weight(i);
         for (SensedContact<T> &contact : contacts) {
-            SensedBody<T> &b = bodies[contact.table->body];
-            contact.by_push = contact.by_push - b.by_force - cross(b.by_torque, contact.place);
-            contact.by_place = contact.by_place - cross(contact.push, b.by_torque);
-            contact.add_to(parameters.data(), b, inverse_period, by_impulses.data());
+            SensedBody<T> &body = bodies[contact.table->body];
+            contact.by_push = contact.by_push - body.by_force - cross(body.by_torque, contact.place);
+            contact.by_place = contact.by_place - cross(contact.push, body.by_torque);
+            contact.add_to(parameters.data(), body, inverse_period, by_impulses.data());
         }
         for (const SensedFrame<T> &site : frames) site.add_to(bodies[site.body]);
         for (int i = low; i < high; ++i)
@@ -324,10 +325,10 @@ private:
                 if (used[i]) store(bodies[i], &states[state_size * i]);
             if (to) scatter(states.data(), states.size(), to, state_size * mechanism.num_bodies, start, last);
         };
-        each_gradient(given.by_z, [](const SensedBody<T> &b, T *to) { b.now.store(b.by_now, to); });
-        each_gradient(given.by_after, [](const SensedBody<T> &b, T *to) { b.after.store(b.by_after, to); });
-        if (given.by_impulses) scatter(by_impulses.data(), by_impulses.size(), given.by_impulses, mechanism.num_impulses, start, last);
-        if (given.by_wrench) scatter(by_wrench.data(), by_wrench.size(), given.by_wrench, 6 * mechanism.num_bodies, start, last);
+        each_gradient(call.by_z, [](const SensedBody<T> &b, T *to) { b.now.store(b.by_now, to); });
+        each_gradient(call.by_after, [](const SensedBody<T> &body, T *to) { body.after.store(body.by_after, to); });
+        if (call.by_impulses) scatter(by_impulses.data(), by_impulses.size(), call.by_impulses, mechanism.num_impulses, start, last);
+        if (call.by_wrench) scatter(by_wrench.data(), by_wrench.size(), call.by_wrench, 6 * mechanism.num_bodies, start, last);
     }
 
     // The gradient by w of y = Rᵀ w in axes of a frame or of the world, from the gradient g by y. Adds the gradient by the turn of the frame.
@@ -341,7 +342,8 @@ private:
 
     // Adds the gradient of g · (the numbers of a sensor).
     void add(const rows::Sensor &row, const T *g) {
-        SensedFrame<T> *own = row.frame < 0 ? nullptr : &frames[row.frame];
+        SensedFrame<T> *site = row.frame < 0 ? nullptr : &frames[row.frame];
+        const auto grow = [](Vec3<T> &sum, const Vec3<T> &part) { sum = sum + part; };
         switch (row.kind) {
             case senses::frame_position:
             case senses::frame_quaternion:
@@ -349,26 +351,28 @@ private:
             case senses::frame_y_axis:
             case senses::frame_z_axis:
             case senses::frame_linear_velocity:
-            case senses::frame_angular_velocity: return add_frame(row, g, *own, row.reference < 0 ? nullptr : &frames[row.reference]);
-            case senses::frame_linear_acceleration: own->by_acceleration = own->by_acceleration + load3(g); return;
-            case senses::frame_angular_acceleration: own->by_turning = own->by_turning + load3(g); return;
-            case senses::gyro: own->by_spin = own->by_spin + seen(own, spin(own), g); return;
-            case senses::velocimeter: own->by_v = own->by_v + seen(own, own->v, g); return;
-            case senses::accelerometer: own->by_acceleration = own->by_acceleration + seen(own, own->acceleration, g); return;
-            case senses::magnetometer: seen(own, magnetic(), g); return;
+            case senses::frame_angular_velocity: return add_frame(row, g, *site, row.reference < 0 ? nullptr : &frames[row.reference]);
+            case senses::frame_linear_acceleration: return grow(site->by_acceleration, load3(g));
+            case senses::frame_angular_acceleration: return grow(site->by_turning, load3(g));
+            case senses::gyro: return grow(site->by_spin, seen(site, spin(site), g));
+            case senses::velocimeter: return grow(site->by_v, seen(site, site->v, g));
+            case senses::accelerometer: return grow(site->by_acceleration, seen(site, site->acceleration, g));
+            case senses::magnetometer:
+                seen(site, magnetic(), g);  // the field is held
+                return;
             case senses::force:
-            case senses::torque: return add_load(row, *own, g);
+            case senses::torque: return add_load(row, *site, g);
             case senses::touch:
-                return each_touch(*own, [&](SensedContact<T> &contact, const Mask<T> &met) {
+                return each_touch(*site, [&](SensedContact<T> &contact, const Mask<T> &met) {
                     contact.by_push = contact.by_push + select(met, g[0], T{}) * contact.normal;
                 });
             case senses::joint_position: return add_coordinate(row, g[0]);
-            case senses::joint_velocity: return JointLine(*this, row).add(g[0]);
+            case senses::joint_velocity: return line(row).add(g[0]);
             case senses::joint_limit_position:
             case senses::joint_limit_velocity: {
                 T gaps[2];
                 const T weight = overrun(row, gaps) * g[0];
-                return row.kind == senses::joint_limit_velocity ? JointLine(*this, row).add(weight) : add_coordinate(row, weight);
+                return row.kind == senses::joint_limit_velocity ? line(row).add(weight) : add_coordinate(row, weight);
             }
             case senses::joint_limit_force:
                 for (const int place : {row.first, row.second})
@@ -379,41 +383,43 @@ private:
     }
 
     // A pose or velocity of a frame, in axes of another one or of the world.
-    void add_frame(const rows::Sensor &row, const T *g, SensedFrame<T> &own, SensedFrame<T> *other) {
+    void add_frame(const rows::Sensor &row, const T *g, SensedFrame<T> &site, SensedFrame<T> *other) {
         switch (row.kind) {
             case senses::frame_position: {
-                const Vec3<T> G = seen(other, other ? own.x - other->x : own.x, g);
-                own.by_x = own.by_x + G;
+                const Vec3<T> G = seen(other, other ? site.x - other->x : site.x, g);
+                site.by_x = site.by_x + G;
                 if (other) other->by_x = other->by_x - G;
                 return;
             }
             case senses::frame_quaternion: {
-                const Quat<T> by_q{g[0], load3(g + 1)}, by_own = by_q * conjugate(own.q);
+                const Quat<T> by_q{g[0], load3(g + 1)}, by_own = by_q * conjugate(site.q);
                 const Vec3<T> turn = 0.5 * (other ? other->q * by_own : by_own).v;
-                own.by_turn = own.by_turn + turn;
+                site.by_turn = site.by_turn + turn;
                 if (other) other->by_turn = other->by_turn - turn;
                 return;
             }
             case senses::frame_x_axis:
             case senses::frame_y_axis:
             case senses::frame_z_axis: {
-                const Vec3<T> axis = own.R.column(row.kind - senses::frame_x_axis);
-                own.by_turn = own.by_turn + cross(axis, seen(other, axis, g));
+                const Vec3<T> axis = site.R.column(row.kind - senses::frame_x_axis);
+                site.by_turn = site.by_turn + cross(axis, seen(other, axis, g));
                 return;
             }
             case senses::frame_linear_velocity: {
-                const Vec3<T> apart = other ? own.x - other->x : Vec3<T>{};
-                const Vec3<T> G = seen(other, other ? own.v - other->v - cross(spin(other), apart) : own.v, g);
-                own.by_v = own.by_v + G;
+                const Vec3<T> apart = other ? site.x - other->x : Vec3<T>{};
+                const Vec3<T> G = seen(other, other ? site.v - other->v - cross(spin(other), apart) : site.v, g);
+                site.by_v = site.by_v + G;
                 if (!other) return;
                 const Vec3<T> by_apart = cross(spin(other), G);
-                own.by_x = own.by_x + by_apart, other->by_x = other->by_x - by_apart;
-                other->by_v = other->by_v - G, other->by_spin = other->by_spin - cross(apart, G);
+                site.by_x = site.by_x + by_apart;
+                other->by_x = other->by_x - by_apart;
+                other->by_v = other->by_v - G;
+                other->by_spin = other->by_spin - cross(apart, G);
                 return;
             }
             case senses::frame_angular_velocity: {
-                const Vec3<T> G = seen(other, other ? spin(&own) - spin(other) : spin(&own), g);
-                own.by_spin = own.by_spin + G;
+                const Vec3<T> G = seen(other, other ? spin(&site) - spin(other) : spin(&site), g);
+                site.by_spin = site.by_spin + G;
                 if (other) other->by_spin = other->by_spin - G;
                 return;
             }
@@ -427,21 +433,26 @@ private:
         const Vec3<T> by_force = turns ? cross(site.x, G) : G, by_torque = turns ? G : Vec3<T>{};
         if (turns) site.by_x = site.by_x + cross(G, load.force);
         for (int i = 0; i < mechanism.num_bodies; ++i)
-            if (below(row)[i]) bodies[i].by_force = bodies[i].by_force + by_force, bodies[i].by_torque = bodies[i].by_torque + by_torque;
+            if (below(row)[i]) {
+                bodies[i].by_force = bodies[i].by_force + by_force;
+                bodies[i].by_torque = bodies[i].by_torque + by_torque;
+            }
     }
 
     // Through `weigh`. The force is that without contacts.
     void add_weight(int i) {
-        SensedBody<T> &b = bodies[i];
+        SensedBody<T> &body = bodies[i];
         const Mat3<T> J = inertia(i);
-        const Vec3<T> force = mass(i) * (b.linear - gravity) - load3(&wrench[6 * i]),
-                      by_force = b.by_force + cross(b.by_torque, b.now.pose.x);
-        const Vec3<T> by_couple = transposed_times(b.now.pose.R, b.by_torque), spun = J * b.omega;
-        b.by_now.x = b.by_now.x + cross(force, b.by_torque);
-        b.by_linear = b.by_linear + mass(i) * by_force, b.by_alpha = b.by_alpha + transposed_times(J, by_couple);
-        b.by_omega = b.by_omega + cross(spun, by_couple) + transposed_times(J, cross(by_couple, b.omega));
-        b.by_turn = b.by_turn + cross(b.now.pose.R * b.couple, b.by_torque);
-        store3(&by_wrench[6 * i], -by_force), store3(&by_wrench[6 * i + 3], -by_couple);
+        const Vec3<T> force = mass(i) * (body.linear - gravity) - load3(&wrench[6 * i]),
+                      by_force = body.by_force + cross(body.by_torque, body.now.pose.x);
+        const Vec3<T> by_couple = transposed_times(body.now.pose.R, body.by_torque), spun = J * body.omega;
+        body.by_now.x = body.by_now.x + cross(force, body.by_torque);
+        body.by_linear = body.by_linear + mass(i) * by_force;
+        body.by_alpha = body.by_alpha + transposed_times(J, by_couple);
+        body.by_omega = body.by_omega + cross(spun, by_couple) + transposed_times(J, cross(by_couple, body.omega));
+        body.by_turn = body.by_turn + cross(body.now.pose.R * body.couple, body.by_torque);
+        store3(&by_wrench[6 * i], -by_force);
+        store3(&by_wrench[6 * i + 3], -by_couple);
     }
 
     void add_coordinate(const rows::Sensor &row, const T &weight) {
@@ -458,19 +469,26 @@ private:
         const T inverse = inverse_of(total);
         const bool angular = row.kind == senses::subtree_angular_momentum;
         Vec3<T> by_center{}, by_momentum{};
-        if (angular) by_center = -cross(momentum, g), by_momentum = -cross(g, center);
-        else if (row.kind == senses::subtree_center) by_center = g;
-        else by_momentum = row.kind == senses::subtree_linear_momentum ? g : inverse * g;
+        if (angular) {
+            by_center = -cross(momentum, g);
+            by_momentum = -cross(g, center);
+        } else if (row.kind == senses::subtree_center) {
+            by_center = g;
+        } else {
+            by_momentum = row.kind == senses::subtree_linear_momentum ? g : inverse * g;
+        }
         for (int i = 0; i < mechanism.num_bodies; ++i) {
             if (!below(row)[i]) continue;
-            SensedBody<T> &b = bodies[i];
+            SensedBody<T> &body = bodies[i];
             const T m = mass(i);
-            b.by_now.x = b.by_now.x + (m * inverse) * by_center, b.by_v = b.by_v + m * by_momentum;
+            body.by_now.x = body.by_now.x + (m * inverse) * by_center;
+            body.by_v = body.by_v + m * by_momentum;
             if (!angular) continue;
             const Mat3<T> J = inertia(i);
-            b.by_omega = b.by_omega + transposed_times(J, transposed_times(b.now.pose.R, g));
-            b.by_turn = b.by_turn + cross(b.now.pose.R * (J * b.omega), g);
-            b.by_now.x = b.by_now.x + m * cross(b.v, g), b.by_v = b.by_v + m * cross(g, b.now.pose.x);
+            body.by_omega = body.by_omega + transposed_times(J, transposed_times(body.now.pose.R, g));
+            body.by_turn = body.by_turn + cross(body.now.pose.R * (J * body.omega), g);
+            body.by_now.x = body.by_now.x + m * cross(body.v, g);
+            body.by_v = body.by_v + m * cross(g, body.now.pose.x);
         }
     }
 };

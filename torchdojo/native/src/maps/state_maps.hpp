@@ -30,7 +30,7 @@ public:
     }
 
     std::vector<T> parameters, in, along, out;
-    const double *samples[lanes<T>] = {};  // of height fields, of the environment in each lane
+    const double *samples[lanes<T>] = {};  // samples of height fields, of the environment in each lane
 
     // The value of a map at `in`.
     void value(int64_t map, const T *in, T *out) {
@@ -38,7 +38,8 @@ public:
         load(map, in);
         if (map == maps::to_minimal) {
             each_link([&](const JointMotion<T> &motion, int first, const JointTable &) {
-                motion.coordinates(out + first), motion.rates(out + mechanism.num_coordinates + first);
+                motion.coordinates(out + first);
+                motion.rates(out + mechanism.num_coordinates + first);
             });
         } else if (map == maps::distances || map == maps::contact_points) {
             for (const ContactTable &contact : mechanism.contacts) touch(map, contact, out);
@@ -53,7 +54,10 @@ public:
             prepare_tree(in);
             for (int i = 0; i < mechanism.num_bodies; ++i) {
                 const StateGradient<T> g = bodies[i].gradient(by_out + state_size * i);
-                by_state.x[i] = g.x, by_state.v[i] = g.v, by_state.phi[i] = g.phi, by_state.omega[i] = g.omega;
+                by_state.x[i] = g.x;
+                by_state.v[i] = g.v;
+                by_state.phi[i] = g.phi;
+                by_state.omega[i] = g.omega;
             }
             product.multiply(by_state);
             std::copy(product.by_q.begin(), product.by_q.end(), by_in);
@@ -101,12 +105,12 @@ public:
         for (int i = 0; i < mechanism.num_bodies; ++i) gradients[i] = bodies[i].tangent(change + state_size * i);
         gradients[mechanism.num_bodies] = StateGradient<T>{};
         T unit[6] = {};
-        auto along = [&](int k, int a, int b, auto &&add) {
-            StateGradient<T> on_a{}, on_b{};
+        auto along = [&](int k, int body, int other, auto &&add) {
+            StateGradient<T> on_body{}, on_other{};
             unit[k] = broadcast<T>(1.0);
-            add(on_a, on_b);
+            add(on_body, on_other);
             unit[k] = T{};
-            return on_a.times(gradients[a]) + on_b.times(gradients[b]);
+            return on_body.times(gradients[body]) + on_other.times(gradients[other]);
         };
         if (map == maps::to_minimal) {
             each_link([&](const JointMotion<T> &motion, int first, const JointTable &joint) {
@@ -138,7 +142,7 @@ public:
 
 private:
     const MechanismTable &mechanism;
-    std::vector<StateGradient<T>> gradients;  // or tangents, per body
+    std::vector<StateGradient<T>> gradients;  // gradients or tangents, per body
     TreeStates<T> states;
     TreeProduct<T, T> product;
     DataGradient<T> by_state;
@@ -153,7 +157,8 @@ private:
 
     void prepare_tree(const T *in) {
         const int n = mechanism.num_coordinates;
-        std::copy_n(in, n, product.q.begin()), std::copy_n(in + n, n, product.qd.begin());
+        std::copy_n(in, n, product.q.begin());
+        std::copy_n(in + n, n, product.qd.begin());
         states.run(parameters.data(), in, in + n, z.data());
         load(maps::to_maximal, z.data());
         for (const TreeTable &link : mechanism.tree) {
@@ -188,13 +193,15 @@ private:
         Vec3<T> point;
         if (contact.pair < 0) {
             const Vec3<T> normal = load3(p + parameter::normal), centre = body.x + body.R * load3(p + parameter::point);
-            distance = dot(normal, centre) - p[parameter::offset] - p[parameter::radius], point = centre - p[parameter::radius] * normal;
+            distance = dot(normal, centre) - p[parameter::offset] - p[parameter::radius];
+            point = centre - p[parameter::radius] * normal;
         } else {
             const PairTable &pair = mechanism.pairs[contact.pair];
             const BodyPose<T> &other = bodies[pair.other].pose;
-            const auto found =
+            const auto nearest =
                 witness<T>(pair, body.x, body.R, other.x, other.R, &parameters[pair.shape_a], &parameters[pair.shape_b], samples);
-            distance = found.distance, point = found.point;
+            distance = nearest.distance;
+            point = nearest.point;
         }
         if (map == maps::distances) out[contact.number] = distance;
         else store3(out + 3 * contact.number, point);
@@ -216,13 +223,19 @@ private:
         Vec3<S> x[2];
         Mat3<S> R[2];
         seed(body, 0, x[0], R[0]);
-        if (pair.other < mechanism.num_bodies) seed(other, 6, x[1], R[1]);
-        else x[1] = lift<S>(other.x), R[1] = lift<S>(other.R);
-        const auto found = witness<T>(pair, x[0], R[0], x[1], R[1], &parameters[pair.shape_a], &parameters[pair.shape_b], samples);
-        const S sum = map == maps::distances ? weight[0] * found.distance
-                                             : weight[0] * found.point.x + weight[1] * found.point.y + weight[2] * found.point.z;
-        on_body.x = on_body.x + load3(sum.d), on_body.phi = on_body.phi + load3(sum.d + 3);
-        on_other.x = on_other.x + load3(sum.d + 6), on_other.phi = on_other.phi + load3(sum.d + 9);
+        if (pair.other < mechanism.num_bodies) {
+            seed(other, 6, x[1], R[1]);
+        } else {
+            x[1] = lift<S>(other.x);
+            R[1] = lift<S>(other.R);
+        }
+        const auto nearest = witness<T>(pair, x[0], R[0], x[1], R[1], &parameters[pair.shape_a], &parameters[pair.shape_b], samples);
+        const S sum = map == maps::distances ? weight[0] * nearest.distance
+                                             : weight[0] * nearest.point.x + weight[1] * nearest.point.y + weight[2] * nearest.point.z;
+        on_body.x = on_body.x + load3(sum.d);
+        on_body.phi = on_body.phi + load3(sum.d + 3);
+        on_other.x = on_other.x + load3(sum.d + 6);
+        on_other.phi = on_other.phi + load3(sum.d + 9);
     }
 
     // -- energies ------------------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ public:
     explicit Capacitance(const MechanismTable &m) : mechanism(m) {}
 
     std::vector<int> contacts;  // left out of the matrix
-    std::vector<char> left_out;  // by contact
+    std::vector<char> left_out;  // whether each contact is left out of the matrix
     int size = 0;  // size of ν: three for each contact, or one without friction
     std::vector<T> spread;  // W, by rows of the matrix
 
@@ -32,13 +32,20 @@ public:
     bool take(const Refinement<T> &refinement, Problem<T> &problem) {
         refinement.each_pressed(problem, [&](int32_t offset, const T *) {
             for (int c = 0; c < mechanism.num_contacts; ++c)
-                if (mechanism.bodies[mechanism.contacts[c].body].diagonal == offset) contacts.push_back(c), size += rows(c);
+                if (mechanism.bodies[mechanism.contacts[c].body].diagonal == offset) {
+                    contacts.push_back(c);
+                    size += rows(c);
+                }
         });
-        if (size * mechanism.schedule.num_rows > most_work * mechanism.schedule.num_values) return contacts.clear(), size = 0, false;
+        if (size * mechanism.schedule.num_rows > most_work * mechanism.schedule.num_values) {
+            clear();
+            return false;
+        }
         refinement.each_pressed(problem, [&](int32_t offset, const T *before) { std::copy_n(before, 36, &problem.values[offset]); });
         spread.resize(size_t(size) * mechanism.schedule.num_rows);
         matrix.resize(size_t(size) * size);
-        scale.resize(size), order.resize(size);
+        scale.resize(size);
+        order.resize(size);
         return true;
     }
 
@@ -65,9 +72,11 @@ public:
                 std::swap_ranges(&matrix[p * n], &matrix[p * n] + n, &matrix[best * n]);
                 std::swap(order[p], order[best]);
             }
-            const T reciprocal = matrix[p * n + p] = 1.0 / matrix[p * n + p];
+            const T reciprocal = 1.0 / matrix[p * n + p];
+            matrix[p * n + p] = reciprocal;
             for (int r = p + 1; r < n; ++r) {
-                const T l = matrix[r * n + p] *= reciprocal;
+                const T l = matrix[r * n + p] * reciprocal;
+                matrix[r * n + p] = l;
                 for (int c = p + 1; c < n; ++c) matrix[r * n + c] -= l * matrix[p * n + c];
             }
         }
@@ -100,7 +109,8 @@ public:
             for (int j = 0; j < size; ++j)
                 for (int r = 0; r < n; ++r) sum[r] -= w[r * size + j] * nu[j];
             for (int r = 0; r < n; ++r) x[r] = sum[r];
-            x += n, w += n * size;
+            x += n;
+            w += n * size;
         };
         int k = 0;
         for (; k + rows <= num_rows; k += rows) subtract(ldu::Size<rows>{});

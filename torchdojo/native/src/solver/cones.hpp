@@ -12,7 +12,7 @@ namespace torchdojo {
 template <class T>
 using ConeElements = List<JointCones<T>, ContactCones<T>>;
 
-// What cones see of a linear system: right-hand sides, to which contacts add their impulses, the solution, and the rows of contacts. Bodies
+// Linear systems as cones see them: right-hand sides, to which contacts add their impulses, the solution, and the rows of contacts. Bodies
 // have twists (v, ω), or motions of a tree. x has the places of the condensed matrix; its bodies have twists in both.
 template <class T>
 struct TwistSystem {
@@ -24,10 +24,10 @@ struct TwistSystem {
         const MechanismTable &m = problem.mechanism;
         const ContactTable &contact = m.contacts[c];
         const auto push = [&](int body, const T *B) {
-            T *b = x + m.bodies[body].right;
+            T *to = x + m.bodies[body].right;
             for (int r = 0; r < 6; ++r) {
-                b[r] += B[3 * r] * gamma;
-                if (contact.friction) b[r] += B[3 * r + 1] * beta[0] + B[3 * r + 2] * beta[1];
+                to[r] += B[3 * r] * gamma;
+                if (contact.friction) to[r] += B[3 * r + 1] * beta[0] + B[3 * r + 2] * beta[1];
             }
         };
         push(contact.body, problem.contacts[c].wrench);
@@ -82,8 +82,8 @@ struct Cones : ConeState<T> {
                 rho = -cone_product(s.point, s.point);
                 rho.x += target;
                 if (weight) rho = rho - *weight * cone_product(s.weigh(load3(&direction[impulse])), s.unweigh(load3(&direction[slack])));
-                const Vec3<T> own = s.aim(rho);
-                for (int k = 0; k < 3; ++k) q[k] = select(scaled, own[k], q[k]);
+                const Vec3<T> scaled_q = s.aim(rho);
+                for (int k = 0; k < 3; ++k) q[k] = select(scaled, scaled_q[k], q[k]);
             }
             store3(&right[slack], q);
         }
@@ -130,22 +130,26 @@ struct Cones : ConeState<T> {
     // Mean over cones of impulseᵀ slack at w + α·direction, or at w if α is null.
     T mean_product(const T *w, const T *alpha) const {
         T sum{};
-        auto at = [&](int place) { return alpha ? w[place] + *alpha * direction[place] : w[place]; };
-        for (const auto &[impulse, slack] : pairs) sum += at(impulse) * at(slack);
+        auto value = [&](int place) { return alpha ? w[place] + *alpha * direction[place] : w[place]; };
+        for (const auto &[impulse, slack] : pairs) sum += value(impulse) * value(slack);
         for (const auto &[impulse, slack, c] : discs)
-            sum += at(impulse) * at(slack) + at(impulse + 1) * at(slack + 1) + at(impulse + 2) * at(slack + 2);
+            sum += value(impulse) * value(slack) + value(impulse + 1) * value(slack + 1) + value(impulse + 2) * value(slack + 2);
         return sum / double(mechanism.num_cones > 0 ? mechanism.num_cones : 1);
     }
 
     // Largest deviation of the products from `target` e, and the sum of all products, which is not finite if one product is not.
     T violation(const T *w, const T &target, T &sum) const {
         T worst{};
-        auto add = [&](const T &gap) { worst = max(worst, abs(gap)), sum += gap; };
+        auto add = [&](const T &gap) {
+            worst = max(worst, abs(gap));
+            sum += gap;
+        };
         for (const auto &[impulse, slack] : pairs) add(w[impulse] * w[slack] - target);
         for (const auto &[impulse, slack, c] : discs) {
             Vec3<T> p = cone_product(load3(w + impulse), load3(w + slack));
             p.x -= target;
-            worst = max(worst, max(abs(p.x), max(abs(p.y), abs(p.z)))), sum += p.x + p.y + p.z;
+            worst = max(worst, max(abs(p.x), max(abs(p.y), abs(p.z))));
+            sum += p.x + p.y + p.z;
         }
         return worst;
     }

@@ -30,12 +30,15 @@ void expect(Feed &feed, const Phase (&phase)[count], Phase done) {
 
 // Whether lanes whose phase is `done` wait for others, so that the feed prepares the next jobs of all at once: for two evaluations at most,
 // while they are fewer than half. In an arm with muscles, lanes that have lost step prepare twice a step (scripts/bench_drives.py).
-// Later phases are those of lanes at work. waits: evaluations for which they have waited.
+// Lanes in later phases are at work. waits: evaluations for which lanes have waited.
 template <class Feed, class Phase, int count>
 bool lanes_wait(const Feed &feed, const Phase (&phase)[count], Phase done, int &waits) {
     if (!is_patient(feed, 0)) return false;
     int ready = 0, at_work = 0;
-    for (int lane = 0; lane < count; ++lane) ready += phase[lane] == done, at_work += phase[lane] > done;
+    for (int lane = 0; lane < count; ++lane) {
+        ready += phase[lane] == done;
+        at_work += phase[lane] > done;
+    }
     const bool waiting = ready < at_work && waits < 2;
     waits = waiting ? waits + 1 : 0;
     return waiting;

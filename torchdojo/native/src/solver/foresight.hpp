@@ -1,14 +1,14 @@
 // A bound of the residual at the end of Newton's full step, so that a lane that surely converges needs no evaluation to see that.
 //
-// Newton's step solves the linear equations, so what is left are their second-order terms and what the projection onto the central path
-// changes behind it. With the largest turn θ = h|δω| and way X = h|δv| of a body, the longest lever ℓ of joints and contacts, and the sums
-// J of inertias, d of dampers and m of armatures, these are, by the triangle inequality:
+// Newton's step solves the linear equations. Their second-order terms are left, and the change by the projection onto the central path after
+// the step. With the largest turn θ = h|δω| and way X = h|δv| of a body, the longest lever ℓ of joints and contacts, and the sums J of
+// inertias, d of dampers and m of armatures, the triangle inequality bounds them by:
 //
 //     displacements of joints and gaps     u = 4 θ (X + ℓ θ + θ)
 //     slips and rates                      u/h + 2 |ω| ℓ θ²
 //     momentum, dampers, armature          2 (J/h) θ² + (d + m/h) u
 //     torques of contacts                  2 ℓ θ (P θ + |δP|), P the sum of their impulses
-//     projection                           (1 + ℓ) Σ |what it moved|
+//     projection                           (1 + ℓ) Σ |change of a cone variable|
 //
 // Multipliers enter with directions that stay the same during the step. Third-order terms are below these where θ is small.
 #pragma once
@@ -63,17 +63,28 @@ public:
         T turn{}, way{}, speed{}, moved{}, pressed{}, pressing{};
         for (int i = 0; i < mechanism.num_bodies; ++i) {
             const Vec3<T> v = load3(direction + 6 * i), omega = load3(direction + 6 * i + 3), spin = load3(w + 6 * i + 3);
-            way = max(way, dot(v, v)), turn = max(turn, dot(omega, omega)), speed = max(speed, dot(spin, spin));
+            way = max(way, dot(v, v));
+            turn = max(turn, dot(omega, omega));
+            speed = max(speed, dot(spin, spin));
         }
         const auto move = [&](int place) { moved += abs(newton[place] - w[place]); };
-        for (const auto &[impulse, slack] : cones.pairs) move(impulse), move(slack);
-        for (const auto &[impulse, slack, c] : cones.discs) move(impulse + 1), move(impulse + 2), move(slack + 1), move(slack + 2);
+        for (const auto &[impulse, slack] : cones.pairs) {
+            move(impulse);
+            move(slack);
+        }
+        for (const auto &[impulse, slack, c] : cones.discs) {
+            move(impulse + 1);
+            move(impulse + 2);
+            move(slack + 1);
+            move(slack + 2);
+        }
         for (const ContactTable &contact : mechanism.contacts)
             for (int k = 0; k < contact.size(); ++k) {
                 pressed += abs(w[contact.impulse + k]);
                 pressing += abs(direction[contact.impulse + k]);
             }
-        turn = h * sqrt(turn), way = h * sqrt(way);
+        turn = h * sqrt(turn);
+        way = h * sqrt(way);
         const T displaced = 4.0 * turn * (way + (1.0 + reach) * turn);
         T sum = displaced * (1.0 + damping + inverse_h * armature) + (2.0 * inverse_h * inertia) * (turn * turn);
         if (has_rates) sum += inverse_h * displaced + (2.0 * reach) * sqrt(speed) * (turn * turn);

@@ -26,7 +26,9 @@ struct Halves {
         half.z_next = which ? z_end.data() : z.data();
         half.w = which ? second.data() : first.data();
         half.impulses = impulses.data() + which * (impulses.size() / 2);
-        half.status = &status[which], half.iterations = &iterations[which], half.substeps = &substeps[which];
+        half.status = &status[which];
+        half.iterations = &iterations[which];
+        half.substeps = &substeps[which];
         half.spent = whole.spent + *whole.iterations + (which && *whole.status != too_fast ? iterations[0] : 0);
         if (!which) iterations[1] = 0;
         return half;
@@ -64,7 +66,8 @@ public:
     void begin(int lane, const Job &job) {
         const size_t depth = depths[lane]++;
         if (levels[lane].size() == depth) levels[lane].emplace_back(std::make_unique<Level>(mechanism));
-        levels[lane][depth]->halves.whole = job, levels[lane][depth]->which = 0;
+        levels[lane][depth]->halves.whole = job;
+        levels[lane][depth]->which = 0;
     }
 
     // Ends a whole step or a half: a second half, or a failed one, ends its step, too. Returns the whole step if it has ended, or null.
@@ -72,7 +75,10 @@ public:
         const Job *whole = &job;
         for (; depths[lane]; --depths[lane]) {
             Level &level = *levels[lane][depths[lane] - 1];
-            if (solved && !level.which) return level.which = 1, nullptr;
+            if (solved && !level.which) {
+                level.which = 1;
+                return nullptr;
+            }
             level.halves.finish(mechanism, solved);
             whole = &level.halves.whole;
         }

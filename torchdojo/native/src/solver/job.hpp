@@ -14,13 +14,13 @@ namespace torchdojo {
 struct Options {
     double kappa, residual_tol, path_tol;
     int64_t max_iterations, min_iterations, max_halvings;
-    double depenetration_speed = 0.0;  // of contacts without a law of overlap of their own; 0: none
+    double depenetration_speed = 0.0;  // speed of contacts without a law of overlap of their own; 0: none
     int64_t warm_iterations;  // iterations of an attempt from a warm start
     bool limit = false;  // derivatives are taken in the hard limit κ → 0
     bool complementarity_aware = false;  // derivatives may take pressed contacts for open ones
     bool warm_only = false;  // no attempts after the one from the warm start
     bool interior = false;  // the interior-point method from the warm start, and no cold one after it
-    int64_t max_total_iterations = 0;  // of a step in all attempts, shorter steps included (see Halves); 0: no bound
+    int64_t max_total_iterations = 0;  // iterations of a step in all attempts, shorter steps included (see Halves); 0: no bound
     bool give_up = false;  // a step that fails has no further attempts, and its environment no further steps
 };
 

@@ -55,7 +55,9 @@ struct Schedule {
         find_fresh();
     }
     // Length of a table according to its head.
-    static int64_t length(const int32_t *table, int64_t given) { return given < 6 ? 6 : 6 + 4 * (int64_t(table[0]) + table[1]) + table[2]; }
+    static int64_t length(const int32_t *table, int64_t available) {
+        return available < 6 ? 6 : 6 + 4 * (int64_t(table[0]) + table[1]) + table[2];
+    }
     Schedule(const Schedule &) = delete;  // the steps point into the vectors
     Schedule &operator=(const Schedule &) = delete;
 
@@ -76,7 +78,8 @@ private:
             touch(step.diagonal, step.size * step.size);
             for (int j = 0; j < step.num_links; ++j) {
                 const Link &link = step.links[j];
-                touch(link.upper, step.size * link.size), touch(link.lower, link.size * step.size);
+                touch(link.upper, step.size * link.size);
+                touch(link.lower, link.size * step.size);
                 for (int k = 0; k < step.num_links; ++k) touch(step.targets[j * step.num_links + k], link.size * step.links[k].size);
             }
         }
@@ -110,9 +113,11 @@ inline void factor(T *__restrict a, int n) {
         for (int i = 0; i < N * N; ++i) a[i] = m[i];
     } else {
         for (int p = 0; p < n; ++p) {
-            const T reciprocal = a[p * n + p] = inverse_of(a[p * n + p]);
+            const T reciprocal = inverse_of(a[p * n + p]);
+            a[p * n + p] = reciprocal;
             for (int r = p + 1; r < n; ++r) {
-                const T l = a[r * n + p] *= reciprocal;
+                const T l = a[r * n + p] * reciprocal;
+                a[r * n + p] = l;
                 for (int c = p + 1; c < n; ++c) a[r * n + c] -= l * a[p * n + c];
             }
         }
@@ -397,11 +402,9 @@ namespace ldu {
 // First half of x <- A^-1 x, for one node.
 template <int N, class T, class R>
 TD_INLINE void substitute(const Schedule::Step &step, const T *values, R *x) {
-    R *here = x + step.row;
-    divide<N, N ? 1 : 0>(values + step.diagonal, here, step.size, 1);
-    for (const Schedule::Link link : step) {
-        subtract_product<N>(x + link.row, values + link.lower, here, link.size, step.size);
-    }
+    R *x_node = x + step.row;
+    divide<N, N ? 1 : 0>(values + step.diagonal, x_node, step.size, 1);
+    for (const Schedule::Link link : step) subtract_product<N>(x + link.row, values + link.lower, x_node, link.size, step.size);
 }
 
 // Second half, all nodes.
@@ -451,11 +454,10 @@ void ldu_solve_transposed(const Schedule &schedule, const T *values, R *x, bool 
     for (auto step = schedule.steps.rbegin(); step != schedule.steps.rend(); ++step) {
         ldu::with_size(step->size, [&](auto size) {
             constexpr int N = decltype(size)::value;
-            R *here = x + step->row;
-            for (const Schedule::Link link : *step) {
-                ldu::subtract_product_transposed<N>(here, values + link.lower, x + link.row, link.size, step->size);
-            }
-            ldu::divide_transposed<N>(values + step->diagonal, here, step->size);
+            R *x_node = x + step->row;
+            for (const Schedule::Link link : *step)
+                ldu::subtract_product_transposed<N>(x_node, values + link.lower, x + link.row, link.size, step->size);
+            ldu::divide_transposed<N>(values + step->diagonal, x_node, step->size);
         });
     }
 }
@@ -464,17 +466,16 @@ void ldu_solve_transposed(const Schedule &schedule, const T *values, R *x, bool 
 template <class T, class R>
 void ldu_subtract_transposed_product(const Schedule &schedule, const T *values, const R *x, R *y) {
     for (const Schedule::Step &step : schedule.steps) {
-        const R *here = x + step.row;
+        const R *x_node = x + step.row;
         ldu::with_size(step.size, [&](auto size) {
             constexpr int N = decltype(size)::value;
-            ldu::subtract_product_transposed<N>(y + step.row, values + step.diagonal, here, step.size, step.size);
-            for (const Schedule::Link link : step) {
+            ldu::subtract_product_transposed<N>(y + step.row, values + step.diagonal, x_node, step.size, step.size);
+            for (const Schedule::Link link : step)
                 ldu::subtract_product_transposed<N>(y + step.row, values + link.lower, x + link.row, link.size, step.size);
-            }
         });
         for (const Schedule::Link link : step) {
             ldu::with_size(link.size, [&](auto size) {
-                ldu::subtract_product_transposed<decltype(size)::value>(y + link.row, values + link.upper, here, step.size, link.size);
+                ldu::subtract_product_transposed<decltype(size)::value>(y + link.row, values + link.upper, x_node, step.size, link.size);
             });
         }
     }

@@ -1,4 +1,4 @@
-// Points of the limit κ → 0 from points of the central path at a small κ (elements/hard_maps.py says what they are and why).
+// Points of the limit κ → 0 from points of the central path at a small κ. elements/hard_maps.py defines these points and gives the reason.
 #pragma once
 
 #include "solver/cones.hpp"
@@ -14,10 +14,10 @@ public:
         const MechanismTable &m = problem.mechanism;
         const T per_step = 1.0 / problem.timestep();
         for (const JointConeTable &cone : m.joint_cones) {
-            const T mass = problem.cone_mass(cone), worth = cone.on_rate() ? mass : per_step * mass;
+            const T mass = problem.cone_mass(cone), threshold = cone.on_rate() ? mass : per_step * mass;
             for (int k = 0; k < cone.pairs(); ++k) {
-                const int at = cone.impulse + k * cone.stride;
-                pair(w[at], w[cone.slack + k * cone.stride], worth, constant::compliance, give[at]);
+                const int place = cone.impulse + k * cone.stride;
+                pair(w[place], w[cone.slack + k * cone.stride], threshold, constant::compliance, give[place]);
             }
         }
         for (const ContactTable &contact : m.contacts)
@@ -37,7 +37,8 @@ public:
     static void open(const MechanismTable &m, const ContactTable &contact, const Mask<T> &mask, T *w, T *give) {
         const T one = broadcast<T>(1.0), vanishing = broadcast<T>(constant::vanishing);
         auto put = [&](int impulse, int slack, const T &new_impulse, const T &new_slack) {
-            w[impulse] = select(mask, new_impulse, w[impulse]), w[slack] = select(mask, new_slack, w[slack]);
+            w[impulse] = select(mask, new_impulse, w[impulse]);
+            w[slack] = select(mask, new_slack, w[slack]);
             give[impulse] = select(mask, T{}, give[impulse]);
         };
         auto release = [&](const ContactTable &friction) {
@@ -57,10 +58,10 @@ public:
     }
 
 private:
-    // Opens a pair whose impulse is less than `worth` times its slack; returns whether the pair is closed.
-    static TD_INLINE Mask<T> pair(T &impulse, T &slack, const T &worth, double compliance, T &give) {
-        const Mask<T> closed = impulse > worth * slack;
-        give = select(closed, compliance / worth, T{});
+    // Opens a pair whose impulse is less than `threshold` times its slack; returns whether the pair is closed.
+    static TD_INLINE Mask<T> pair(T &impulse, T &slack, const T &threshold, double compliance, T &give) {
+        const Mask<T> closed = impulse > threshold * slack;
+        give = select(closed, compliance / threshold, T{});
         slack = select(closed, give * impulse, slack);
         impulse = select(closed, impulse, broadcast<T>(constant::vanishing));
         return closed;
@@ -82,12 +83,12 @@ private:
         // The small eigenvalue of ξ against the large one of η: their product is κ.
         const T speed = 0.5 * (eta[0] + slip), inverse = 1.0 / max(force, broadcast<T>(std::numeric_limits<double>::min()));
         const Mask<T> sticking = xi[0] - force > mass * speed;
-        const T own = constant::compliance / mass, height = xi[0];
+        const T compliance = constant::compliance / mass, height = xi[0];
         for (int k = 0; k < 3; ++k) {
             const T along = k ? inverse * xi[k] : broadcast<T>(1.0), identity = broadcast<T>(k ? 0.0 : 1.0);
-            eta[k] = select(pressed, select(sticking, own * xi[k], k ? -speed * along : speed), identity);
+            eta[k] = select(pressed, select(sticking, compliance * xi[k], k ? -speed * along : speed), identity);
             xi[k] = select(pressed, select(sticking, xi[k], height * along), constant::vanishing * identity);
-            give[k] = k ? select(pressed, select(sticking, own, T{}), T{}) : T{};
+            give[k] = k ? select(pressed, select(sticking, compliance, T{}), T{}) : T{};
         }
     }
 };

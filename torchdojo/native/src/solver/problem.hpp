@@ -23,7 +23,7 @@ struct Problem {
     std::vector<CouplingData<T>> couplings;
     std::vector<CouplingEndData<T>> coupling_ends;
     std::vector<TendonData<T>> tendons;
-    std::vector<Pull<T>> pulls;       // of the places of all tendons
+    std::vector<Pull<T>> pulls;       // one for each place of a tendon
     std::vector<T> residual;          // rows of the equations, in the places of w; cones.hpp has the complementarity rows
     std::vector<T> values;            // the condensed matrix
     T inverse_timestep{};
@@ -129,10 +129,12 @@ struct Problem {
         // d/dω (c Jω + a × Jω) = c J − (h/2) Jω aᵀ/c + [a]× J − (h/2) [Jω]×
         for (int k = 0; k < 3; ++k) {
             const Vec3<T> column = c * J.column(k) + cross(a, J.column(k)) - ((0.5 * h) * inverse * a[k]) * spin;
-            D[21 + k] = column.x, D[27 + k] = column.y, D[33 + k] = column.z;
+            D[21 + k] = column.x;
+            D[27 + k] = column.y;
+            D[33 + k] = column.z;
         }
         const Vec3<T> half = (0.5 * h) * spin;
-        D[22] += half.z, D[23] -= half.y, D[27] -= half.z, D[29] += half.x, D[33] += half.y, D[34] -= half.x;
+        add_skew(D + 21, 6, -half);
     }
 
     TD_INLINE Relative<T> relative(const JointTable &joint, const BodyPose<T> &parent, const BodyPose<T> &child,
@@ -170,22 +172,22 @@ struct Problem {
     // Calls f(row of the joint, weight) for the rows in which the impulse of a cone acts.
     template <class F>
     TD_INLINE void each_row(const JointConeTable &cone, const F &f) const {
-        const int own = own_axis(cone);
-        if (own < 0) return f(int(cone.row), broadcast<T>(1.0));
+        const int axis = own_axis(cone);
+        if (axis < 0) return f(int(cone.row), broadcast<T>(1.0));
         const JointTable &joint = mechanism.joints[cone.joint];
-        for (int j = 0; j < 3; ++j) f(joint.held() + joint.free_t() + j, free[joint.free_data].own_axis[own][j]);
+        for (int j = 0; j < 3; ++j) f(joint.held() + joint.free_t() + j, free[joint.free_data].own_axis[axis][j]);
     }
 
     // The rate of a friction or drive; the derivative by the twists of the coordinate or rate on which a cone acts; its effective mass.
     TD_INLINE const T &cone_rate(const JointConeTable &cone) const {
         const FreeData<T> &data = free[mechanism.joints[cone.joint].free_data];
-        const int own = own_axis(cone);
-        return own < 0 ? data.rate[cone.coordinate] : data.own_rate[own];
+        const int axis = own_axis(cone);
+        return axis < 0 ? data.rate[cone.coordinate] : data.own_rate[axis];
     }
     TD_INLINE const TwistRow<T> &cone_row(const JointConeTable &cone) const {
         const FreeData<T> &data = free[mechanism.joints[cone.joint].free_data];
-        const int own = own_axis(cone);
-        if (own >= 0) return data.own_row[own];
+        const int axis = own_axis(cone);
+        if (axis >= 0) return data.own_row[axis];
         return cone.on_rate() ? data.rate_row[cone.coordinate] : data.coordinate_row[cone.coordinate];
     }
     TD_INLINE T cone_mass(const JointConeTable &cone) const {

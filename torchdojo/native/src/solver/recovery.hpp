@@ -27,7 +27,9 @@ public:
         scratch_z.resize(state_size * m.num_bodies);
         scratch_impulses.resize(m.num_impulses);
         scratch_w.resize(m.num_unknowns);
-        again_z = scratch_z, again_impulses = scratch_impulses, again_w = scratch_w;
+        again_z = scratch_z;
+        again_impulses = scratch_impulses;
+        again_w = scratch_w;
         is_product.assign(m.num_unknowns, 0);
         for (const auto &[impulse, slack] : stepper.cones.pairs) is_product[slack] = 1;
         for (const auto &[impulse, slack, c] : stepper.cones.discs) std::fill_n(&is_product[slack], 3, 1);
@@ -54,8 +56,12 @@ public:
         Options unbounded = options;
         unbounded.max_total_iterations = 0;
         Job again = job;
-        again.z_next = again_z.data(), again.impulses = again_impulses.data(), again.w = again_w.data();
-        again.status = &again_status, again.iterations = &again_iterations, again.substeps = &again_substeps;
+        again.z_next = again_z.data();
+        again.impulses = again_impulses.data();
+        again.w = again_w.data();
+        again.status = &again_status;
+        again.iterations = &again_iterations;
+        again.substeps = &again_substeps;
         if (!solve(again, unbounded, shared, depth)) return nullptr;
         if (again_substeps > 1) return &halves(depth);
         // Lanes round otherwise than one environment, so an attempt that failed there may succeed here by a hair.
@@ -89,18 +95,23 @@ private:
 
     // Solution for κ = `kappa` from `from`, into `to`.
     bool follow(const Job &job, const Options &options, const double *shared, double kappa, const double *from, double *to, bool keep) {
-        Options own = options;
-        own.kappa = kappa;
-        own.interior = true;
+        Options follow_options = options;
+        follow_options.kappa = kappa;
+        follow_options.interior = true;
         int64_t status, iterations, substeps;
         Job same = job;
         same.spent += *job.iterations;
         same.warm = from;
         same.w = scratch_w.data();
-        if (!keep) same.z_next = scratch_z.data(), same.impulses = scratch_impulses.data();
-        same.status = &status, same.iterations = &iterations, same.substeps = &substeps;
+        if (!keep) {
+            same.z_next = scratch_z.data();
+            same.impulses = scratch_impulses.data();
+        }
+        same.status = &status;
+        same.iterations = &iterations;
+        same.substeps = &substeps;
         SingleJob feed{&same};
-        stepper.run(feed, own, shared);
+        stepper.run(feed, follow_options, shared);
         *job.iterations += iterations;
         if (feed.solved) std::copy(scratch_w.begin(), scratch_w.end(), to);
         return feed.solved;
@@ -150,9 +161,9 @@ private:
     }
 
     // δ with (∂r/∂w at v) δ = −scale·b
-    void solve_linear(const double *v, const double *b, double scale, double *delta) {
+    void solve_linear(const double *v, const double *right, double scale, double *delta) {
         Cones<double> &cones = stepper.cones;
-        for (int k = 0; k < mechanism.num_unknowns; ++k) delta[k] = scale * b[k];
+        for (int k = 0; k < mechanism.num_unknowns; ++k) delta[k] = scale * right[k];
         cones.aim_at(v, delta);
         cones.solve(stepper.problem, v, delta, true);
         std::copy(cones.direction.begin(), cones.direction.end(), delta);
@@ -169,7 +180,10 @@ private:
         solve_linear(w.data(), rate.data(), -std::exp(tau), slope.data());
         std::fill(metric.begin(), metric.end(), 0.0);
         std::fill_n(metric.begin(), 6 * mechanism.num_bodies, 1.0);
-        for (const auto &[impulse, slack] : stepper.cones.pairs) metric[impulse] = 1.0 / w[impulse], metric[slack] = 1.0 / w[slack];
+        for (const auto &[impulse, slack] : stepper.cones.pairs) {
+            metric[impulse] = 1.0 / w[impulse];
+            metric[slack] = 1.0 / w[slack];
+        }
         for (const auto &[impulse, slack, c] : stepper.cones.discs)
             for (const int place : {impulse, slack}) std::fill_n(&metric[place], 3, 1.0 / w[place]);
         double size = 1.0, along = dtau;
@@ -191,11 +205,11 @@ private:
         std::fill(dw.begin(), dw.end(), 0.0);
         tangent(tau, dtau);
         for (int step = 0; step < constant::continuation_steps; ++step) {
-            int taken = 0;
-            const bool good = correct(tau, dtau, length, taken, iterations_left(options, job));
-            *job.iterations += taken;
-            length =
-                std::min(good ? (taken <= constant::continuation_easy ? 2 * length : length) : length / 4, constant::continuation_longest);
+            int corrections = 0;
+            const bool good = correct(tau, dtau, length, corrections, iterations_left(options, job));
+            *job.iterations += corrections;
+            length = std::min(good ? (corrections <= constant::continuation_easy ? 2 * length : length) : length / 4,
+                              constant::continuation_longest);
             if (good) tangent(tau, dtau);
             if (tau <= std::log(goal)) return true;
             if (!(length > constant::continuation_shortest) || iterations_left(options, job) <= 0) return false;
@@ -204,33 +218,36 @@ private:
     }
 
     // Makes one predictor step along the tangent and corrections across it, `most` at most. w and τ move only if these converge.
-    bool correct(double &tau, double dtau, double length, int &taken, int64_t most) {
+    bool correct(double &tau, double dtau, double length, int &corrections, int64_t most) {
         const size_t n = w.size();
         const double reach = 0.7 * limit(w.data(), dw.data());
         length = std::min(length, reach);
         for (size_t k = 0; k < n; ++k) trial[k] = predicted[k] = w[k] + length * dw[k];
         const double tau_predicted = tau + length * dtau;
-        double now = tau_predicted;
+        double tau_trial = tau_predicted;
         for (int correction = 0;; ++correction) {
             evaluate(trial.data(), residual.data(), correction < constant::continuation_corrections);
-            const double kappa = std::exp(now);
+            const double kappa = std::exp(tau_trial);
             double equality = 0.0, products = 0.0;
             bool sound = true;
-            for (size_t k = 0; k < n; ++k) residual[k] -= kappa * rate[k], sound = sound && std::isfinite(residual[k]);
+            for (size_t k = 0; k < n; ++k) {
+                residual[k] -= kappa * rate[k];
+                sound = sound && std::isfinite(residual[k]);
+            }
             for (size_t k = 0; k < n; ++k) {
                 double &worst = is_product[k] ? products : equality;
                 worst = std::max(worst, std::fabs(residual[k]));
             }
             if (sound && equality < 1e-7 && products < 1e-2 * kappa) {
                 w = trial;
-                tau = now;
+                tau = tau_trial;
                 return true;
             }
-            if (!sound || correction == constant::continuation_corrections || taken >= most) return false;
-            ++taken;
+            if (!sound || correction == constant::continuation_corrections || corrections >= most) return false;
+            ++corrections;
             solve_linear(trial.data(), residual.data(), 1.0, newton.data());
             solve_linear(trial.data(), rate.data(), -kappa, slope.data());
-            double offset = dtau * (now - tau_predicted), normal = dtau;
+            double offset = dtau * (tau_trial - tau_predicted), normal = dtau;
             for (size_t k = 0; k < n; ++k) {
                 const double m = metric[k] * metric[k] * dw[k];
                 offset += m * (trial[k] + newton[k] - predicted[k]);
@@ -240,7 +257,7 @@ private:
             for (size_t k = 0; k < n; ++k) newton[k] += change * slope[k];
             const double fraction = std::min(1.0, 0.9 * limit(trial.data(), newton.data()));
             for (size_t k = 0; k < n; ++k) trial[k] += fraction * newton[k];
-            now += fraction * change;
+            tau_trial += fraction * change;
         }
     }
 };

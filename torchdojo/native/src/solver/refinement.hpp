@@ -87,7 +87,7 @@ private:
     const MechanismTable &mechanism;
     const bool always;
     std::vector<Schedule::Range> changed;  // values that `condense` and `regularize` add to
-    std::vector<T> before;  // those values
+    std::vector<T> before;  // these values before they are added to
 
     // Lanes in which a block of masses has gained that much.
     static Mask<T> exceeds(const T *values, const T *masses, double gain) {
@@ -99,7 +99,10 @@ private:
     template <class F>
     void each_changed(F &&f, std::vector<T> &values) {
         T *kept = before.data();
-        for (const Schedule::Range &range : changed) f(&values[range.offset], kept, range.count), kept += range.count;
+        for (const Schedule::Range &range : changed) {
+            f(&values[range.offset], kept, range.count);
+            kept += range.count;
+        }
     }
 };
 

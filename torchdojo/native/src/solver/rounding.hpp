@@ -47,8 +47,10 @@ public:
                 const Vec3<T> &parent = problem.bodies[joint.parent].pose.x, &child = problem.bodies[joint.child].pose.x;
                 const T child_lever = length(load3(p + parameter::child_anchor)), parent_lever = length(child - parent) + child_lever;
                 const T force = along * (length(parent) + length(child) + child_lever);
-                scale[2 * joint.parent] += force, scale[2 * joint.parent + 1] += parent_lever * force + about;
-                scale[2 * joint.child] += force, scale[2 * joint.child + 1] += child_lever * force + about;
+                scale[2 * joint.parent] += force;
+                scale[2 * joint.parent + 1] += parent_lever * force + about;
+                scale[2 * joint.child] += force;
+                scale[2 * joint.child + 1] += child_lever * force + about;
             },
             problem);
         each_tendon(
@@ -57,7 +59,8 @@ public:
                 each_pull(problem, tendon, [&](int body, const Pull<T> &) { size += length(problem.bodies[body].pose.x); });
                 const T force = steepness * size;
                 each_pull(problem, tendon, [&](int body, const Pull<T> &pull) {
-                    scale[2 * body] += force * length(pull.force), scale[2 * body + 1] += force * length(pull.torque);
+                    scale[2 * body] += force * length(pull.force);
+                    scale[2 * body + 1] += force * length(pull.torque);
                 });
             },
             problem);
@@ -67,18 +70,24 @@ public:
     // Largest residual, `weighted` by the factors and `plain`, and the sum of all residuals, which is not finite if one residual is not.
     void measure(const Problem<T> &problem, T &weighted, T &plain, T &sum) const {
         T worst{};
-        auto add = [&](const T &r) { worst = max(worst, abs(r)), sum += r; };
+        auto add = [&](const T &r) {
+            worst = max(worst, abs(r));
+            sum += r;
+        };
         for (const int32_t row : mechanism.equations) add(problem.residual[row]);
         weighted = worst;
         for (int k = 0; k < 6 * mechanism.num_bodies; ++k) add(problem.residual[k]);
         plain = worst;
-        if (!some) return void(weighted = worst);
+        if (!some) {
+            weighted = worst;
+            return;
+        }
         for (int k = 0; k < 6 * mechanism.num_bodies; ++k) weighted = max(weighted, abs(factor(k / 6, k % 6 / 3) * problem.residual[k]));
     }
 
 private:
     const MechanismTable &mechanism;
-    std::vector<T> scale;  // of each body, the world last: what is added up in its rows, then the factors
+    std::vector<T> scale;  // per body, the world last: the sum of magnitudes in its rows, then the factor
 
     template <class F>
     void each_damped(F &&f, const Problem<T> &problem) const {

@@ -36,7 +36,10 @@ public:
         expect(feed, phase, finished);
         for (int lane = 0; lane < lanes<T>; ++lane) take(feed, lane);
         place(feed);
-        while (any_active()) tick(feed), place(feed);
+        while (any_active()) {
+            tick(feed);
+            place(feed);
+        }
     }
 
     void bind(const Options &options, const double *shared) {
@@ -64,7 +67,7 @@ public:
     }
 
     // Copies a job's data into a lane: `invalid_input`, `crooked_quaternion`, `too_fast`, or `max_iterations` where none are left to it.
-    // What runs once a step or less is not inlined: else one condition more, anywhere here, lays out the loop over iterations anew, which
+    // Functions that run once a step or less are not inlined. Otherwise one more condition in them lays out the loop over iterations anew, which
     // has cost a tenth of a free body's step.
     __attribute__((noinline)) Status load(int lane, const Job &job) {
         const MechanismTable &m = mechanism;
@@ -77,14 +80,18 @@ public:
         copy(problem.z, job.z, state_size * m.num_bodies);
         copy(problem.u, job.u, m.num_inputs);
         copy(problem.wrench, job.wrench, 6 * m.num_bodies);
-        if (!shared_parameters) copy(problem.parameters, problem.samples[lane] = job.parameters, m.num_parameters);
-        else set(problem.parameters[parameter::timestep], lane, shared_parameters[parameter::timestep]);
+        if (shared_parameters) {
+            set(problem.parameters[parameter::timestep], lane, shared_parameters[parameter::timestep]);
+        } else {
+            problem.samples[lane] = job.parameters;
+            copy(problem.parameters, job.parameters, m.num_parameters);
+        }
         const double whole = get(problem.parameters[parameter::timestep], lane), h = whole * job.timestep_factor;
         const double shortest = whole * shortest_factor;
         set(problem.parameters[parameter::timestep], lane, h);
         may_split[lane] = !options.warm_only && !options.interior && h > 1.5 * shortest;
         if (!fine) return invalid_input;
-        double square = 0.0;  // of the fastest spin
+        double square = 0.0;  // of the fastest angular velocity
         constexpr double low = 1.0 - constant::unit_tolerance, high = 1.0 + constant::unit_tolerance;
         for (const double *s = job.z, *end = s + state_size * m.num_bodies; s != end; s += state_size) {
             const double norm = s[6] * s[6] + s[7] * s[7] + s[8] * s[8] + s[9] * s[9];
@@ -109,9 +116,9 @@ private:
     Rounding<T> rounding;
     SpeedLooks<T> speed;
     const double *shared_parameters = nullptr;
-    double shortest_factor = 1.0;  // of the timestep, after all halvings
+    double shortest_factor = 1.0;  // factor of the timestep after all halvings
     std::vector<T> w, trial, direction;
-    std::vector<T> newton, unused;  // the last trials before their projection; those of starts, of which nothing is made
+    std::vector<T> newton, unused;  // the last trials before their projection; for starts, which need none, a place to write
     Job jobs[lanes<T>];
     Phase phase[lanes<T>];
     Attempt attempt[lanes<T>];
@@ -150,7 +157,8 @@ private:
     void begin(int lane) {
         const double *start = jobs[lane].warm;
         phase[lane] = evaluate;
-        iteration[lane] = 0, polished[lane] = false;
+        iteration[lane] = 0;
+        polished[lane] = false;
         stuck[lane] = false;
         if (!start || !interior(start)) return begin_lowered(lane, false);
         attempt[lane] = options.interior ? warm_interior : warm;
@@ -170,14 +178,16 @@ private:
         if (options.interior) return begin_cold(lane);
         phase[lane] = evaluate;
         attempt[lane] = lowered;
-        iteration[lane] = 0, polished[lane] = false;
-        const double own = jobs[lane].rescue ? constant::rescue_level : constant::path_level;
-        const double first = fading_level(problem, lane, own, options.kappa);
+        iteration[lane] = 0;
+        polished[lane] = false;
+        const double path_level = jobs[lane].rescue ? constant::rescue_level : constant::path_level;
+        const double first = fading_level(problem, lane, path_level, options.kappa);
         if (from_warm) {
             put_lane(trial.data(), lane, jobs[lane].warm, mechanism.num_unknowns);
             lift(lane, first);
         } else {
-            from_zero(lane, first), set(path_kappa, lane, first);
+            from_zero(lane, first);
+            set(path_kappa, lane, first);
         }
     }
 
@@ -187,10 +197,10 @@ private:
             return std::min<int64_t>(constant::cold_iterations, options.max_iterations);
         if (!on_path(attempt)) return options.max_iterations;
         const int64_t lowered_iterations = jobs[lane].rescue ? constant::rescue_iterations : constant::path_iterations;
-        const int64_t own = attempt == lowered                   ? lowered_iterations
-                            : residual < constant::near_residual ? constant::near_iterations
-                                                                 : options.warm_iterations;
-        return std::min(own, options.max_iterations);
+        const int64_t most = attempt == lowered                   ? lowered_iterations
+                             : residual < constant::near_residual ? constant::near_iterations
+                                                                  : options.warm_iterations;
+        return std::min(most, options.max_iterations);
     }
 
     bool spent(int lane) const { return iterations_left(options, jobs[lane]) <= 0; }
@@ -208,7 +218,8 @@ private:
     __attribute__((noinline, cold)) void begin_cold(int lane) {
         phase[lane] = evaluate;
         attempt[lane] = cold;
-        iteration[lane] = 0, polished[lane] = false;
+        iteration[lane] = 0;
+        polished[lane] = false;
         stuck[lane] = false;
         from_zero(lane, start_level(problem, lane, constant::start_level, options.kappa));
     }
@@ -261,8 +272,12 @@ private:
     }
 
     void prepare() {
-        prepare_step(problem, !on_tree), rounding.prepare(problem, options.residual_tol);
-        if (on_tree) tree.prepare(problem), foresight.prepare(problem);
+        prepare_step(problem, !on_tree);
+        rounding.prepare(problem, options.residual_tol);
+        if (on_tree) {
+            tree.prepare(problem);
+            foresight.prepare(problem);
+        }
         loaded = false;
     }
 
@@ -280,7 +295,10 @@ private:
         sure = select_mask(bound <= broadcast<T>(constant::sure * options.residual_tol), sure, Mask<T>{});
         if (!any(sure)) return;
         T poses{};
-        for (int i = 0; i < mechanism.num_bodies; ++i) problem.place_body(i, trial.data()), poses += problem.bodies[i].increment.w;
+        for (int i = 0; i < mechanism.num_bodies; ++i) {
+            problem.place_body(i, trial.data());
+            poses += problem.bodies[i].increment.w;
+        }
         for (int lane = 0; lane < lanes<T>; ++lane)
             if (get_mask(sure, lane) && std::isfinite(get(poses, lane))) finish(feed, lane);
         take_next(feed);
@@ -298,67 +316,22 @@ private:
 
     template <class Feed>
     void tick(Feed &feed) {
-        const T kappa = broadcast<T>(options.kappa);
         Mask<T> inside{};  // lanes of the interior-point method
         for (int lane = 0; lane < lanes<T>; ++lane) set_mask(inside, lane, phase[lane] > finished && !on_path(attempt[lane]));
-        T equality, plain, off_path, sum;
-        const auto measure = [&] {
-            sum = T{};
-            rounding.measure(problem, equality, plain, sum);
-            off_path = cones.violation(trial.data(), kappa, sum);
-        };
-        const auto converged = [&](int lane, double tolerance) {
-            return get_mask(finite(sum), lane) && get(equality, lane) <= tolerance &&
-                   (!rounding.some || polished[lane] || get(plain, lane) <= tolerance) &&
-                   get(off_path, lane) <= options.path_tol * options.kappa && iteration[lane] >= options.min_iterations;
-        };
-        // Derivatives at points that turn out to be solutions would be useless. Without derivatives, residuals may round differently. No
-        // lane may depend on whether others want derivatives, so only residuals clearly below the tolerance count as converged here.
-        bool derived = !all_nearly_there();
-        if (!derived) {
-            if (on_tree) tree.place(problem, trial.data()), tree.template linearize<false>(problem, trial.data());
-            else linearize_step<false, false>(problem, trial.data());
-            measure();
-            for (int lane = 0; lane < lanes<T>; ++lane)
-                derived |= phase[lane] > finished && !converged(lane, constant::clearly * options.residual_tol);
-        }
-        if (derived) {
-            cones.condense(problem, trial.data(), inside);
-            if (on_tree) tree.place(problem, trial.data()), tree.template linearize<true>(problem, trial.data());
-            else linearize_step(problem, trial.data());
-            measure();
-        }
-
-        const T off_target = any(inside) ? cones.violation(trial.data(), target, sum) : T{};
-        const Mask<T> sound = finite(sum);
+        Residuals residuals = evaluate_trials(inside);
+        const T off_target = any(inside) ? cones.violation(trial.data(), target, residuals.sum) : T{};
+        const Mask<T> sound = finite(residuals.sum);
 
         Mask<T> advance{};
         accepted = Mask<T>{};
         for (int lane = 0; lane < lanes<T>; ++lane) {
             if (phase[lane] <= finished) continue;
-            const double e = get(equality, lane);
+            const double e = get(residuals.equality, lane);
             const bool ok = get_mask(sound, lane);
-            if (phase[lane] == searching) {
-                const double step = get(alpha, lane);
-                // Near the path, the next Newton step removes errors of the order of the products themselves.
-                const bool better =
-                    ok && (on_path(attempt[lane]) ? attempt[lane] == warm || halvings[lane] >= path_halvings(lane) || e <= path_limit(lane)
-                                                  : e <= get(allowed, lane) || get(off_target, lane) <= get(reference, lane));
-                if (!better && ++halvings[lane] < constant::line_search_halvings) {
-                    set(alpha, lane, 0.5 * step);
-                    continue;
-                }
-                set_mask(accepted, lane, true);
-                stuck[lane] = step < constant::stuck_step;
-                if (!on_path(attempt[lane]) && step < constant::jammed_step && mechanism.num_contacts) {
-                    phase[lane] = evaluate;
-                    set_mask(restart, lane, true);
-                    continue;
-                }
-            }
+            if (phase[lane] == searching && !accept(lane, ok, e, get(off_target, lane))) continue;
             set_mask(accepted, lane, true);
             phase[lane] = searching;
-            if (converged(lane, options.residual_tol)) {
+            if (converged(residuals, lane, options.residual_tol)) {
                 finish(feed, lane);
             } else if (!ok || iteration[lane] >= limit(lane, e) || spent(lane)) {
                 fail(feed, lane);
@@ -369,20 +342,98 @@ private:
                 set_mask(advance, lane, true);
             }
         }
-        if (any(restart)) {
-            const T mean = constant::raise * cones.mean_product(trial.data(), nullptr);
-            for (int lane = 0; lane < lanes<T>; ++lane)
-                if (get_mask(restart, lane) && iteration[lane] > 0)
-                    set(level, lane, std::min(std::max(get(mean, lane), options.kappa), constant::max_level));
-        }
+        if (any(restart)) raise_levels();
         if (any(advance)) {
-            advance_lanes(advance, equality);
-            for (int lane = 0; lane < lanes<T>; ++lane)
-                if (get_mask(advance, lane) && may_split[lane] && on_path(attempt[lane]) &&
-                    speed.leads_beyond(lane, trial.data(), direction.data(), iteration[lane], fastest[lane]))
-                    split(feed, lane);
+            advance_lanes(advance, residuals.equality);
+            split_fast(feed, advance);
         }
         take_next(feed);
+    }
+
+    // Residuals at the trial points: of the equations with the factors of rounding and without, and of the products; and the sum of all, which
+    // is not finite if one is not.
+    struct Residuals {
+        T equality, plain, off_path, sum;
+    };
+
+    // Evaluates the residuals at the trial points and, where some lane needs them, the derivatives.
+    TD_INLINE Residuals evaluate_trials(const Mask<T> &inside) {
+        // Derivatives at points that turn out to be solutions would be useless. Without derivatives, residuals may round differently. No
+        // lane may depend on whether others want derivatives, so only residuals clearly below the tolerance count as converged here.
+        if (all_nearly_there()) {
+            if (on_tree) {
+                tree.place(problem, trial.data());
+                tree.template linearize<false>(problem, trial.data());
+            } else {
+                linearize_step<false, false>(problem, trial.data());
+            }
+            const Residuals residuals = measure();
+            bool all = true;
+            for (int lane = 0; lane < lanes<T>; ++lane)
+                all &= phase[lane] <= finished || converged(residuals, lane, constant::clearly * options.residual_tol);
+            if (all) return residuals;
+        }
+        cones.condense(problem, trial.data(), inside);
+        if (on_tree) {
+            tree.place(problem, trial.data());
+            tree.template linearize<true>(problem, trial.data());
+        } else {
+            linearize_step(problem, trial.data());
+        }
+        return measure();
+    }
+
+    Residuals measure() const {
+        Residuals r;
+        r.sum = T{};
+        rounding.measure(problem, r.equality, r.plain, r.sum);
+        r.off_path = cones.violation(trial.data(), broadcast<T>(options.kappa), r.sum);
+        return r;
+    }
+
+    TD_INLINE bool converged(const Residuals &r, int lane, double tolerance) const {
+        return get_mask(finite(r.sum), lane) && get(r.equality, lane) <= tolerance &&
+               (!rounding.some || polished[lane] || get(r.plain, lane) <= tolerance) &&
+               get(r.off_path, lane) <= options.path_tol * options.kappa && iteration[lane] >= options.min_iterations;
+    }
+
+    // The line search of a lane, whose trial has the residual e: whether the lane goes on from the trial. Otherwise its step is halved, or
+    // the lane has jammed and starts anew.
+    TD_INLINE bool accept(int lane, bool sound, double e, double off_target) {
+        const double step = get(alpha, lane);
+        // Near the path, the next Newton step removes errors of the order of the products themselves.
+        const bool better =
+            sound && (on_path(attempt[lane]) ? attempt[lane] == warm || halvings[lane] >= path_halvings(lane) || e <= path_limit(lane)
+                                             : e <= get(allowed, lane) || off_target <= get(reference, lane));
+        if (!better && ++halvings[lane] < constant::line_search_halvings) {
+            set(alpha, lane, 0.5 * step);
+            return false;
+        }
+        set_mask(accepted, lane, true);
+        stuck[lane] = step < constant::stuck_step;
+        const bool jammed = !on_path(attempt[lane]) && step < constant::jammed_step && mechanism.num_contacts;
+        if (jammed) {
+            phase[lane] = evaluate;
+            set_mask(restart, lane, true);
+        }
+        return !jammed;
+    }
+
+    // Raises the products from which jammed lanes start anew.
+    void raise_levels() {
+        const T mean = constant::raise * cones.mean_product(trial.data(), nullptr);
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            if (get_mask(restart, lane) && iteration[lane] > 0)
+                set(level, lane, std::min(std::max(get(mean, lane), options.kappa), constant::max_level));
+    }
+
+    // Splits the steps whose new directions lead beyond what a step represents.
+    template <class Feed>
+    TD_INLINE void split_fast(Feed &feed, const Mask<T> &advance) {
+        for (int lane = 0; lane < lanes<T>; ++lane)
+            if (get_mask(advance, lane) && may_split[lane] && on_path(attempt[lane]) &&
+                speed.leads_beyond(lane, trial.data(), direction.data(), iteration[lane], fastest[lane]))
+                split(feed, lane);
     }
 
     // Whether all unfinished lanes probably converge with the next evaluation: from a residual that Newton's step squares away, or at the
@@ -396,74 +447,9 @@ private:
         return true;
     }
 
-    // Predictor and corrector in the lanes of `mask`, whose point is w = trial, just linearized.
-    void advance_lanes(const Mask<T> &mask, const T &equality) {
-        const T kappa = broadcast<T>(options.kappa), one = broadcast<T>(1.0);
-        const T *here = trial.data();
-        regularize(mechanism, problem);
-        bool factored = false;
-        auto solve = [&](const T *residual) {
-            if (on_tree) cones.solve(problem, tree, here, residual, factored);
-            else cones.solve(problem, here, residual, factored);
-            factored = true;
-        };
-        Mask<T> inside{};  // lanes of the interior-point method
-        for (int lane = 0; lane < lanes<T>; ++lane)
-            set_mask(inside, lane, get_mask(mask, lane) && !on_path(attempt[lane]) && mechanism.num_cones);
-        T goal = kappa, inverse{}, mean{}, weight{};
-        if (any(inside)) {
-            cones.aim(here, T{}, nullptr);
-            solve(problem.residual.data());
-            const T step = one / max(cones.inverse_step(here), one);
-            mean = cones.mean_product(here, nullptr);
-            const T ratio = min(max(cones.mean_product(here, &step) / mean, T{}), one);
-            const T centered = ratio * ratio * ratio * mean;
-            goal = select(inside, max(centered, kappa), kappa);
-            // Newton on the κ-problem, without the second-order term, makes the end point exact.
-            weight = select(inside, select(centered > kappa, one, T{}), T{});
-        }
-        for (int lane = 0; lane < lanes<T>; ++lane)
-            if (get_mask(mask, lane) && on_path(attempt[lane])) {
-                const double now = get(path_kappa, lane);
-                if (get(equality, lane) < constant::path_residual)
-                    set(path_kappa, lane, std::max(options.kappa, constant::path_shrink * now));
-                set(goal, lane, get(path_kappa, lane));
-            }
-        cones.aim(here, goal, any(inside) ? &weight : nullptr);
-        solve(problem.residual.data());
-        store_direction(mask);
-        if (any(inside)) inverse = select(inside, cones.inverse_step(here), T{});
-        Mask<T> wide = inverse > broadcast<T>(1.0 / constant::short_step);
-        for (int lane = 0; lane < lanes<T>; ++lane) set_mask(wide, lane, get_mask(inside, lane) && (get_mask(wide, lane) || stuck[lane]));
-        if (any(wide)) {
-            // Some pair is near the boundary and far from the others: center, or the iteration would jam there. If the step is short
-            // although all products are alike, they are too small for the equations still violated: back up along the path.
-            T product = max(mean, kappa);
-            const Mask<T> alike = cones.spread(here, mean) < 0.1 * mean;
-            product = select(alike, min(constant::raise * product, broadcast<T>(constant::max_level)), product);
-            cones.aim(here, product, nullptr);
-            solve(nullptr);
-            store_direction(wide);
-            inverse = select(wide, cones.inverse_step(here), inverse);
-            goal = select(wide, product, goal);
-        }
-        T unused{};
-        target = select(mask, goal, target);
-        if (any(inside)) reference = select(inside, cones.violation(here, goal, unused), reference);
-        allowed = select(mask, max(equality, select(inside, max(mean, broadcast<T>(options.residual_tol)), T{})), allowed);
-        // A direction that is not a number gives a trial that is not a number, which the line search handles.
-        const T inner = constant::step_to_boundary / max(inverse, broadcast<T>(constant::step_to_boundary));
-        const T step = min(until_turning(problem, here, direction.data()), inner);
-        alpha = select(mask, step, alpha);
-        for (int lane = 0; lane < lanes<T>; ++lane) halvings[lane] = get_mask(mask, lane) ? 0 : halvings[lane];
-    }
-
-    void store_direction(const Mask<T> &mask) {
-        bool all = !any(cones.scaled);  // whether no lane needs an earlier direction
-        for (int lane = 0; lane < lanes<T>; ++lane) all &= phase[lane] <= finished || get_mask(mask, lane);
-        if (all) return direction.swap(cones.direction);
-        for (int k = 0; k < mechanism.num_unknowns; ++k) direction[k] = select(mask, cones.direction[k], direction[k]);
-    }
+    // Members of directions.hpp.
+    void advance_lanes(const Mask<T> &mask, const T &equality);
+    void store_direction(const Mask<T> &mask);
 
     template <class Feed>
     void finish(Feed &feed, int lane) {
@@ -498,3 +484,5 @@ private:
 };
 
 }  // namespace torchdojo
+
+#include "solver/directions.hpp"

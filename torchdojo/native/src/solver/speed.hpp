@@ -13,18 +13,18 @@ class SpeedLooks {
 public:
     SpeedLooks(const MechanismTable &m, const Problem<T> &problem) : mechanism(m), problem(problem) {}
 
-    // Whether the direction of an iteration, counted from one, leads beyond what a step represents. `fastest`: |a| before the step.
-    bool leads_beyond(int lane, const T *here, const T *direction, int iteration, double fastest) const {
+    // Whether the direction of an iteration, counted from one, leads beyond the velocities that a step represents. `fastest`: |a| before the step.
+    bool leads_beyond(int lane, const T *point, const T *direction, int iteration, double fastest) const {
         if (iteration >= constant::speed_iterations)
-            return fastest > constant::driven_sine && beyond(lane, here, direction, constant::most_momentum, least(lane));
+            return fastest > constant::driven_sine && beyond(lane, point, direction, constant::most_momentum, least(lane));
         return iteration == 1 && fastest > constant::start_sine && driven(lane) &&
-               beyond(lane, here, direction, constant::first_momentum, constant::start_sine, 0.0);
+               beyond(lane, point, direction, constant::first_momentum, constant::start_sine, 0.0);
     }
 
     // The same for the last direction of an attempt that fails. `lowered`: the attempt has come from a larger κ.
-    bool failed_beyond(int lane, const T *here, const T *direction, bool lowered) const {
-        return beyond(lane, here, direction, constant::near_momentum, least(lane)) ||
-               (lowered && driven(lane) && beyond(lane, here, direction, constant::most_momentum, 0.0));
+    bool failed_beyond(int lane, const T *point, const T *direction, bool lowered) const {
+        return beyond(lane, point, direction, constant::near_momentum, least(lane)) ||
+               (lowered && driven(lane) && beyond(lane, point, direction, constant::most_momentum, 0.0));
     }
 
 private:
@@ -54,13 +54,13 @@ private:
         return true;
     }
 
-    // Whether the direction leads some body to a momentum |l| above `limit`, of those above |a| = `near` here and `least` before the step.
-    bool beyond(int lane, const T *here, const T *direction, double limit, double least, double near = constant::near_sine) const {
+    // Whether the direction leads some body to a momentum |l| above `limit`, of those above |a| = `near` at `point` and `least` before the step.
+    bool beyond(int lane, const T *point, const T *direction, double limit, double least, double near = constant::near_sine) const {
         const double half = half_step(lane);
         const auto spin = [&](const T *from) { return half * Vec3<double>{get(from[0], lane), get(from[1], lane), get(from[2], lane)}; };
         const auto above = [](const Vec3<double> &x, double bound) { return dot(x, x) > bound * bound || bound == 0.0; };
         for (int i = 0; i < mechanism.num_bodies; ++i) {
-            const Vec3<double> a = spin(here + 6 * i + 3), change = spin(direction + 6 * i + 3);
+            const Vec3<double> a = spin(point + 6 * i + 3), change = spin(direction + 6 * i + 3);
             const double c = std::sqrt(1.0 - dot(a, a));
             const Vec3<double> l = c * (a + change) - (dot(a, change) / c) * a;
             const Vec3<double> before = spin(&problem.z[state_size * i + 10]);

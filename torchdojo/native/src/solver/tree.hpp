@@ -63,15 +63,15 @@ public:
     JointFrame<T> *next_frames =
         nullptr;  // per joint: gets the frames at the next pose from `linearize`, which then leaves out the balance of bodies
 
-    // Computes what stays the same during the step.
+    // Computes the numbers that stay the same during the step.
     void prepare(const Problem<T> &problem) {
         for (Node &node : nodes) {
-            SpatialBody<T> &own = bodies[node.body];
+            SpatialBody<T> &spatial = bodies[node.body];
             const BodyData<T> &body = problem.bodies[node.body];
-            own.r = body.pose.x - origin(problem, node);
+            spatial.r = body.pose.x - origin(problem, node);
             const Mat3<T> &R = body.pose.R, spin = R * load33(problem.body_parameters(node.body) + parameter::inertia);
             for (int i = 0; i < 3; ++i)
-                for (int k = i; k < 3; ++k) own.inertia.m[3 * i + k] = own.inertia.m[3 * k + i] = dot(spin.row(i), R.row(k));
+                for (int k = i; k < 3; ++k) spatial.inertia.m[3 * i + k] = spatial.inertia.m[3 * k + i] = dot(spin.row(i), R.row(k));
             if (node.joint >= 0) prepare_joint(problem, node);
         }
     }
@@ -81,7 +81,8 @@ public:
         for (int i = 0; i < mechanism.num_bodies; ++i) {
             if (next_frames) {
                 BodyData<T> &body = problem.bodies[i];
-                problem.place_body(i, w), body.next.R = rotation_matrix(body.next.q);
+                problem.place_body(i, w);
+                body.next.R = rotation_matrix(body.next.q);
             } else {
                 problem.template linearize_body<false>(i, w);
             }
@@ -123,17 +124,18 @@ public:
     }
     // Adds the force of a contact to the right-hand side.
     TD_INLINE void press(const ContactTable &contact, int c, const Vec3<T> &force) {
-        add3(&pressed[6 * contact.body], force), add3(&pressed[6 * contact.body + 3], cross(contacts[c].lever, force));
+        add3(&pressed[6 * contact.body], force);
+        add3(&pressed[6 * contact.body + 3], cross(contacts[c].lever, force));
     }
 
     // Sets right-hand sides of the bodies from those in x, which has the places of the condensed matrix.
     void begin(const Problem<T> &problem, const T *x) {
         for (const Node &node : nodes) {
-            const T *own = x + mechanism.bodies[node.body].right;
+            const T *from = x + mechanism.bodies[node.body].right;
             T *a = right(node.body);
-            const Vec3<T> force = load3(own);
+            const Vec3<T> force = load3(from);
             store3(a, force);
-            store3(a + 3, problem.bodies[node.body].pose.R * load3(own + 3) + cross(bodies[node.body].r, force));
+            store3(a + 3, problem.bodies[node.body].pose.R * load3(from + 3) + cross(bodies[node.body].r, force));
         }
         std::fill(pressed.begin(), pressed.end(), T{});
     }
@@ -174,7 +176,7 @@ private:
         bool two_sided = false;  // whether impulses depend on the parent's motion, too: the vectors d
         T *n, *N, *AN, *m, *pivot, *e, *c;  // 6 numbers for each free direction, and `free` x `free`
         T *wrench, *row, *drift, *share, *along;  // w_k, ρ_k, d_k, n·w_k (free x rows), ρ_k·N (rows x free)
-        T *axes, *turns, *duals, *anchor;  // of the multipliers, at the current pose: 3 numbers each
+        T *axes, *turns, *duals, *anchor;  // for the multipliers, at the current pose: 3 numbers each
 
         int size() const {
             if (joint < 0) return 0;
@@ -182,11 +184,26 @@ private:
         }
         void bind(T *&place) {
             if (joint < 0) return;
-            const auto take = [&](T *&to, int count) { to = place, place += count; };
-            take(n, 6 * free), take(N, 6 * free), take(AN, 6 * free), take(m, 6 * free), take(pivot, free * free), take(e, free),
-                take(c, 6);
-            take(wrench, 6 * rows), take(row, 6 * rows), take(drift, two_sided ? 6 * rows : 0);
-            take(share, free * rows), take(along, rows * free), take(axes, 9), take(turns, 9), take(duals, 9), take(anchor, 3);
+            const auto take = [&](T *&to, int count) {
+                to = place;
+                place += count;
+            };
+            take(n, 6 * free);
+            take(N, 6 * free);
+            take(AN, 6 * free);
+            take(m, 6 * free);
+            take(pivot, free * free);
+            take(e, free);
+            take(c, 6);
+            take(wrench, 6 * rows);
+            take(row, 6 * rows);
+            take(drift, two_sided ? 6 * rows : 0);
+            take(share, free * rows);
+            take(along, rows * free);
+            take(axes, 9);
+            take(turns, 9);
+            take(duals, 9);
+            take(anchor, 3);
         }
     };
 
@@ -215,26 +232,31 @@ private:
 
     void order() {
         const int count = mechanism.num_bodies;
-        std::vector<Node> of(count);
+        std::vector<Node> unordered(count);
         std::vector<int> depth(count, 0);
-        for (int i = 0; i < count; ++i) of[i].body = of[i].root = i;
+        for (int i = 0; i < count; ++i) unordered[i].body = unordered[i].root = i;
         for (int j = 0; j < mechanism.num_joints; ++j) {
             const JointTable &joint = mechanism.joints[j];
             if (!joint.size) continue;  // six free directions on which nothing acts
-            Node &node = of[joint.child];
-            node.joint = j, node.free = joint.free(), node.rows = joint.size - joint.held();
+            Node &node = unordered[joint.child];
+            node.joint = j;
+            node.free = joint.free();
+            node.rows = joint.size - joint.held();
             node.parent = joint.parent < count ? joint.parent : -1;
             node.two_sided = joint.has_damper && node.parent >= 0;
         }
-        for (Node &node : of)
-            for (int body = node.body; of[body].parent >= 0; node.root = body) body = of[body].parent, ++depth[node.body];
+        for (Node &node : unordered)
+            for (int body = node.body; unordered[body].parent >= 0; node.root = body) {
+                body = unordered[body].parent;
+                ++depth[node.body];
+            }
         std::vector<int> places(count);
         for (int i = 0; i < count; ++i) places[i] = i;
         std::stable_sort(places.begin(), places.end(), [&](int a, int b) { return depth[a] > depth[b]; });
         node_of.assign(mechanism.num_joints, -1);
         for (const int i : places) {
-            if (of[i].joint >= 0) node_of[of[i].joint] = int(nodes.size());
-            nodes.push_back(of[i]);
+            if (unordered[i].joint >= 0) node_of[unordered[i].joint] = int(nodes.size());
+            nodes.push_back(unordered[i]);
         }
     }
 
@@ -267,12 +289,16 @@ private:
         joints[node.joint].prepare(problem, joint, data, frame);
         store3(node.anchor, frame.anchor);
         for (int i = 0; i < joint.held_t; ++i) store3(node.axes + 3 * i, frame.R * load3(p + parameter::translations + 3 * i));
-        for (int i = 0; i < joint.held_r; ++i) store3(node.turns + 3 * i, frame.held[i]), store3(node.duals + 3 * i, frame.duals[i]);
+        for (int i = 0; i < joint.held_r; ++i) {
+            store3(node.turns + 3 * i, frame.held[i]);
+            store3(node.duals + 3 * i, frame.duals[i]);
+        }
         for (int k = 0; k < node.rows; ++k) {
             T *wrench = node.wrench + 6 * k;
             if (k < joint.free_t()) {
                 const Vec3<T> force = frame.R * load3(p + parameter::translations + 3 * (joint.held_t + k));
-                store3(wrench, force), store3(wrench + 3, cross(frame.anchor, force));
+                store3(wrench, force);
+                store3(wrench + 3, cross(frame.anchor, force));
             } else {
                 const int turn = k - joint.free_t(), extra = k - joint.free();
                 store3(wrench, Vec3<T>{});
@@ -305,9 +331,11 @@ private:
             else torque = torque + impulse * load3(node.wrench + 6 * k + 3);
         }
         torque = torque + cross(load3(node.anchor), force);
-        add3(&reactions[6 * node.body], force), add3(&reactions[6 * node.body + 3], torque);
+        add3(&reactions[6 * node.body], force);
+        add3(&reactions[6 * node.body + 3], torque);
         if (node.parent < 0) return;
-        add3(&reactions[6 * node.parent], -force), add3(&reactions[6 * node.parent + 3], -torque);
+        add3(&reactions[6 * node.parent], -force);
+        add3(&reactions[6 * node.parent + 3], -torque);
     }
 
     template <bool derived>
@@ -323,13 +351,18 @@ private:
         frame.set(&problem.parameters[joint.parameters], joint, node.N);
         if (next_frames) next_frames[node.joint] = frame;
         for (int k = 0; k < node.rows; ++k) {
-            store3(node.row + 6 * k, rows[k].linear), store3(node.row + 6 * k + 3, rows[k].child);
-            if (node.two_sided) store3(node.drift + 6 * k, Vec3<T>{}), store3(node.drift + 6 * k + 3, rows[k].child + rows[k].parent);
+            store3(node.row + 6 * k, rows[k].linear);
+            store3(node.row + 6 * k + 3, rows[k].child);
+            if (node.two_sided) {
+                store3(node.drift + 6 * k, Vec3<T>{});
+                store3(node.drift + 6 * k + 3, rows[k].child + rows[k].parent);
+            }
         }
         Vec3<T> shift{}, turn{};
         for (int i = 0; i < joint.held_t; ++i) shift = shift - problem.residual[joint.row + i] * joints[node.joint].slide[i];
         for (int i = 0; i < joint.held_r; ++i) turn = turn - problem.residual[joint.row + joint.held_t + i] * frame.duals[i];
-        store3(node.c, problem.bodies[joint.parent].next.R * shift + cross(frame.anchor, turn)), store3(node.c + 3, turn);
+        store3(node.c, problem.bodies[joint.parent].next.R * shift + cross(frame.anchor, turn));
+        store3(node.c + 3, turn);
     }
 
     template <int F>
@@ -356,7 +389,8 @@ private:
                 }
             for (int k = 0; k < node.rows; ++k)
                 for (int j = 0; j < F; ++j) {
-                    const T along = node.along[k * F + j] = dot6(node.row + 6 * k, N + 6 * j);
+                    const T along = dot6(node.row + 6 * k, N + 6 * j);
+                    node.along[k * F + j] = along;
                     for (int i = 0; i < F; ++i) pivot[i * F + j] += node.share[i * node.rows + k] * along;
                 }
             for (int k = 0; node.two_sided && k < node.rows; ++k)
@@ -364,7 +398,9 @@ private:
                     for (int c = 0; c < 6; ++c) m[6 * i + c] += node.share[i * node.rows + k] * node.drift[6 * k + c];
             ldu::factor<F>(pivot, F);
             ldu::divide<F, 6>(pivot, m, F, 6);
-            std::copy_n(AN, 6 * F, node.AN), std::copy_n(m, 6 * F, node.m), std::copy_n(pivot, F * F, node.pivot);
+            std::copy_n(AN, 6 * F, node.AN);
+            std::copy_n(m, 6 * F, node.m);
+            std::copy_n(pivot, F * F, node.pivot);
             if (!to) return;
             for (int r = 0; r < 6; ++r)
                 for (int c = 0; c < 6; ++c) {
