@@ -192,7 +192,7 @@ class NearSteps(Backend):
                 warn_of_overflow(next(pair for pair in self.pairs if pair.contact == contact), terms)
         memory.put(out.terms[:, -1].reshape(*lead, *out.terms.shape[2:]).contiguous())
         w = out.w.detach() if keep_solutions else out.w[:, -1:].detach()
-        states, impulses, status, iterations, substeps, w = (t.reshape(*lead, *t.shape[1:]) for t in (*out[:2], *out[3:6], w))
+        states, impulses, status, iterations, substeps, w = (t.reshape((*lead, *t.shape[1:])) for t in (*out[:2], *out[3:6], w))
         return Trajectory(states, u.expand(*lead, *u.shape[-2:]), impulses, status, iterations, substeps, w)
 
     def _step(self, given: StepInputs) -> StepOutput:
@@ -235,7 +235,7 @@ class NearSteps(Backend):
         for pair, terms in zip(self.pairs, self._chosen, strict=True):
             put(pair, terms.reshape(*part.lead, *terms.shape[1:]), 1.0)
         flat = (t.reshape(n, *t.shape[len(lead) :]).index_copy(0, index, new) for t, new in zip(out, both, strict=True))
-        return StepOutput(*(t.reshape(*lead, *t.shape[1:]) for t in flat))
+        return StepOutput(*(t.reshape((*lead, *t.shape[1:])) for t in flat))
 
     def _halves(self, part: _Part, given: StepInputs, halvings: int) -> StepOutput:
         """Two steps of half the length in place of one. Only environments whose first half succeeds take the second."""
@@ -274,6 +274,7 @@ class NearSteps(Backend):
                 start = self._solve(given, chosen, 0.0, part)
                 made += start.iterations.reshape(-1)
                 given = given._replace(warm=start.solution.detach())
+                chosen = [self._near(pair, terms, start) for pair, terms in zip(self.pairs, chosen, strict=True)]
             out = self._solve(given, chosen, 1.0, part)
             made += out.iterations.reshape(-1)
             solved = (out.status == int(Status.SUCCESS)).reshape(-1)
@@ -301,6 +302,17 @@ class NearSteps(Backend):
         kept_z, none = torch.where(failed[..., None], z.detach(), out.z), torch.where(failed[..., None], 0.0, out.impulses)
         late = torch.where(failed, int(Status.MAX_ITERATIONS), int(Status.SUCCESS)).to(out.status)
         return out._replace(z=kept_z, impulses=none, status=torch.maximum(out.status, late)), overflow
+
+    def _near(self, pair: NearPair, terms: Tensor, start: StepOutput) -> Tensor:
+        """The terms (n, K, 3) that are near after the solve that gives a start; all of them where it found no solution.
+
+        With terms that are far by then, impulses fade along many ways: of 50 steps in which 20 hulls are poured at 4 m/s, 30 failed.
+        """
+        end = start.z.detach().reshape(len(terms), -1)
+        near = self._search(pair, end, torch.full((len(end),), REACH, dtype=torch.float64))[0]
+        kept = (keys(terms)[:, :, None] == keys(near)[:, None, :]).any(-1)
+        solved = (start.status == int(Status.SUCCESS)).reshape(-1, 1)
+        return torch.where((kept | ~solved)[..., None], terms, NONE)
 
     def _of_terms(self, impulses: Tensor, chosen: list[Tensor]) -> Tensor:
         """The impulses (..., ni), with zeros for empty slots, which act on nothing."""
