@@ -118,22 +118,22 @@ struct Shapes {
     }
 
     static Witness<S> of_points(const Vec3<S> &p, const Vec3<S> &q, const Solid<S> &a, const Solid<S> &b) {
-        Witness<S> w;
+        Witness<S> witness;
         S length;
-        separation(p - q, length, w.normal);
-        w.distance = length - a.radius - b.radius;
-        w.point = p - a.radius * w.normal;
-        return w;
+        separation(p - q, length, witness.normal);
+        witness.distance = length - a.radius - b.radius;
+        witness.point = p - a.radius * witness.normal;
+        return witness;
     }
     static Witness<S> ball_box(const Vec3<S> &centre, const Solid<S> &a, const Solid<S> &b) {
-        Witness<S> w;
+        Witness<S> witness;
         S distance;
         Vec3<S> local;
         point_box(transposed_times(b.rotation, centre - b.position), b.half, distance, local);
-        w.normal = b.rotation * local;
-        w.distance = distance - a.radius - b.radius;
-        w.point = centre - a.radius * w.normal;
-        return w;
+        witness.normal = b.rotation * local;
+        witness.distance = distance - a.radius - b.radius;
+        witness.point = centre - a.radius * witness.normal;
+        return witness;
     }
     static Vec3<S> half_vector(const Solid<S> &a) { return a.half[0] * a.rotation.column(2); }
 
@@ -181,9 +181,9 @@ struct Shapes {
                 const S inverse = one / sqrt(pick(real, squared, one));
                 consider(6 + 3 * i + j, inverse * across, real, edge_a[i], edge_b[j], a.half[i], b.half[j]);
             }
-        Witness<S> w;
-        w.normal = normal;
-        w.distance = gap - a.radius - b.radius;
+        Witness<S> witness;
+        witness.normal = normal;
+        witness.distance = gap - a.radius - b.radius;
         Vec3<S> on_a = a.position - a.radius * normal, on_b = b.position + b.radius * normal;
         for (int k = 0; k < 3; ++k) {
             on_a = on_a - (clamp(number(1 / flat) * dot(normal, edge_a[k]), -1, 1) * a.half[k]) * edge_a[k];
@@ -191,17 +191,17 @@ struct Shapes {
         }
         S s, t;
         segments(pick(crossing, length_a, one) * own_a, pick(crossing, length_b, one) * own_b, on_a - on_b, s, t);
-        w.point = pick(of_a, on_b + w.distance * normal, on_a);
-        w.point = pick(crossing, on_a + (s * length_a) * own_a, w.point);
-        return w;
+        witness.point = pick(of_a, on_b + witness.distance * normal, on_a);
+        witness.point = pick(crossing, on_a + (s * length_a) * own_a, witness.point);
+        return witness;
     }
 
     static Witness<S> nearest(int kind_a, int kind_b, const Solid<S> &a, const Solid<S> &b) {
         if (kind_a > kind_b) {
-            Witness<S> w = nearest(kind_b, kind_a, b, a);
-            w.point = w.point - w.distance * w.normal;
-            w.normal = -w.normal;
-            return w;
+            Witness<S> witness = nearest(kind_b, kind_a, b, a);
+            witness.point = witness.point - witness.distance * witness.normal;
+            witness.normal = -witness.normal;
+            return witness;
         }
         if (kind_b == ellipsoid) return ellipsoid_nearest<T, S, Shapes, Shapes<T, T>>(kind_a, a, b);
         if (kind_b == sphere) return of_points(a.position, b.position, a, b);

@@ -147,20 +147,20 @@ struct HalfSpace {
         adjoint.x_next[body] = adjoint.x_next[body] - direct * load3(&problem.parameters[contact.parameters] + parameter::normal);
     }
 
-    // now: weight of the current distance.
+    // by_now: weight of the current distance.
     static void add_parameters(ParameterSum<T> &to, const Problem<T> &problem, const ContactTable &contact, const TouchGradient<T> &g,
-                               const T &now) {
+                               const T &by_now) {
         // φ⁺ = n·(x⁺ + R⁺c) − o − r,  l = R⁺c − r n
         const BodyData<T> &body = problem.bodies[contact.body];
         const T *p = &problem.parameters[contact.parameters];
         T *out = &to.sum[contact.parameters];
         const Vec3<T> point = load3(p + parameter::point), n = load3(p + parameter::normal);
-        const Vec3<T> by_point = transposed_times(body.next.R, g.lever[0] + g.distance * n) + now * transposed_times(body.pose.R, n);
+        const Vec3<T> by_point = transposed_times(body.next.R, g.lever[0] + g.distance * n) + by_now * transposed_times(body.pose.R, n);
         const Vec3<T> by_normal = g.n - p[parameter::radius] * g.lever[0] + g.distance * (body.next.x + body.next.R * point) +
-                                  now * (body.pose.x + body.pose.R * point);
+                                  by_now * (body.pose.x + body.pose.R * point);
         add3(out + parameter::point, by_point);
-        out[parameter::radius] -= g.distance + now + dot(n, g.lever[0]);
-        out[parameter::offset] -= g.distance + now;
+        out[parameter::radius] -= g.distance + by_now + dot(n, g.lever[0]);
+        out[parameter::offset] -= g.distance + by_now;
         add3(out + parameter::normal, by_normal);
         if (contact.friction) add3(out + parameter::tangents, g.t1), add3(out + parameter::tangents + 3, g.t2);
     }

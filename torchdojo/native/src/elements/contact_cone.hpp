@@ -22,7 +22,7 @@ namespace torchdojo {
 // The normal pair of a contact, its friction, and its torsional and rolling friction. Frictions are numbered as in MechanismTable.
 template <class T>
 struct ContactCones {
-    // K of all contacts at w.
+    // Sets K of all contacts at w.
     static void condense(ConeState<T> &cones, Problem<T> &problem, const T *w) {
         const MechanismTable &m = problem.mechanism;
         const bool some_scaled = any(cones.scaled);
@@ -80,9 +80,9 @@ struct ContactCones {
             const ContactTable &contact = m.contacts[c];
             Vec3<T> move{};  // change of the gap and the slip
             auto add = [&](int body, const T *C) {
-                const T *b = system.solution(body);
+                const T *twist = system.solution(body);
                 for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
-                    for (int k = 0; k < 6; ++k) move[r] += C[6 * r + k] * b[k];
+                    for (int k = 0; k < 6; ++k) move[r] += C[6 * r + k] * twist[k];
             };
             add(contact.body, system.contact_rows(c));
             if (const int other = other_body(m, contact); other < m.num_bodies) add(other, problem.pairs[contact.pair].other_rows);
@@ -130,11 +130,11 @@ struct ContactCones {
         }
         Mask<T> some{};
         for (const ContactTable &contact : mechanism.contacts) {
-            const Mask<T> &own = flying[contact.body];
-            if (!mechanism.is_free[contact.body] || !any(own)) continue;
+            const Mask<T> &in_flight = flying[contact.body];
+            if (!mechanism.is_free[contact.body] || !any(in_flight)) continue;
             fall(contact, values);
-            store(mechanism, contact, values, own, w);
-            some = select_mask(own, own, some);
+            store(mechanism, contact, values, in_flight, w);
+            some = select_mask(in_flight, in_flight, some);
         }
         return some;
     }
@@ -142,7 +142,7 @@ struct ContactCones {
     static void project(const ConeState<T> &cones, const Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before,
                         const Mask<T> &known) {
         const MechanismTable &mechanism = problem.mechanism;
-        const T worth = 1.0 / (1.0 / constant::impulse_weight * problem.timestep());
+        const T contact_scale = 1.0 / (1.0 / constant::impulse_weight * problem.timestep());
         auto put = [&](int k, const T &value) { w[k] = select(mask, value, w[k]); };
         auto heavier = [&](const ContactTable &contact) { return mechanism.is_free[contact.body] ? Mask<T>{} : known; };
         for (int c = 0; c < mechanism.num_contacts; ++c) {
@@ -150,7 +150,8 @@ struct ContactCones {
             const T gamma = w[contact.impulse], gap = w[contact.slack];
             PathWeight<T> weight;
             weight.add(change(before[contact.impulse], gamma), change(before[contact.slack], gap));
-            const T a = weight(worth * mass(problem, contact), heavier(contact)), on_path = orthant_on_path(gamma - a * gap, a, kappa);
+            const T a = weight(contact_scale * mass(problem, contact), heavier(contact)),
+                    on_path = orthant_on_path(gamma - a * gap, a, kappa);
             put(contact.impulse, on_path), put(contact.slack, quotient(kappa, on_path));
         }
         constexpr int width = 4;
@@ -190,7 +191,7 @@ struct ContactCones {
                 for (int k = 0; k < friction.friction_size(); ++k) put(impulse + k, values[0][k]), put(slack + k, values[1][k]);
             } else {
                 const T *xi = w + impulse, *eta = w + slack, radius = max(height, broadcast<T>(constant::least_height));
-                // From outside the disc, the slip grows to no more than about twice that of Newton's point (disc_on_path in path_maps.py).
+                // From outside the disc, the slip grows to at most about twice the slip of Newton's point (disc_on_path in path_maps.py).
                 const auto length = [](const T *x) {
                     return root(max(x[1] * x[1] + x[2] * x[2], broadcast<T>(std::numeric_limits<double>::min())));
                 };
@@ -320,11 +321,11 @@ private:
         R *rows = &adjoint.multiplier[impulse];
         if (friction.is_pyramid()) {
             const Pyramid<T> pyramid{friction};
-            R own[1 + most_facets];
-            pyramid.multipliers(adjoint.point + impulse, adjoint.point + friction.friction_slack(), g + impulse, nu, own);
-            pyramid.tangential(own + 1, nu);
-            for (int k = 0; k < friction.friction_size(); ++k) rows[k] += own[k];
-            return -own[0];
+            R multipliers[1 + most_facets];
+            pyramid.multipliers(adjoint.point + impulse, adjoint.point + friction.friction_slack(), g + impulse, nu, multipliers);
+            pyramid.tangential(multipliers + 1, nu);
+            for (int k = 0; k < friction.friction_size(); ++k) rows[k] += multipliers[k];
+            return -multipliers[0];
         }
         const R q[2] = {nu[0] + g[impulse + 1], nu[1] + g[impulse + 2]};
         const R height = g[impulse] + data.cone_coupling[0] * q[0] + data.cone_coupling[1] * q[1];

@@ -55,9 +55,9 @@ struct Contacts {
             const ContactTable &contact = problem.mechanism.contacts[c];
             const TouchGradient<T> g = touch_gradient(to, problem, adjoint, c, w);
             // weight of the current distance
-            const T now = GapLaw<T>::differentiate(problem, contact, g.distance, w[contact.impulse], to.sum.data(), to.by_timestep);
-            if (contact.pair < 0) HalfSpace<T>::add_parameters(to, problem, contact, g, now);
-            else pair_parameters(to, problem, contact, problem.mechanism.pairs[contact.pair], g, now);
+            const T by_now = GapLaw<T>::differentiate(problem, contact, g.distance, w[contact.impulse], to.sum.data(), to.by_timestep);
+            if (contact.pair < 0) HalfSpace<T>::add_parameters(to, problem, contact, g, by_now);
+            else pair_parameters(to, problem, contact, problem.mechanism.pairs[contact.pair], g, by_now);
         }
     }
 
@@ -101,19 +101,19 @@ private:
         Vec3<T> push{}, turn{};                      // Σ ± (α_v + F α_ω × l) and Σ ± F α_ω
         Vec3<T> velocity{}, spin{}, arriving{};      // u, σ and u⁻
         for (int i = 0; i < (alone ? 1 : 2); ++i) {
-            const int b = i ? other : contact.body;
+            const int body = i ? other : contact.body;
             const double sign = i ? -1.0 : 1.0;
             const Vec3<T> &lever = levers[i];
-            const Mat3<T> &frame = alone ? problem.bodies[b].next.R : problem.bodies[b].pose.R;
-            const Vec3<T> alpha = frame * load3(&adjoint.multiplier[6 * b + 3]), omega = frame * load3(w + 6 * b + 3);
-            push = push + sign * (load3(&adjoint.multiplier[6 * b]) + cross(alpha, lever)), turn = turn + sign * alpha;
-            velocity = velocity + sign * (load3(w + 6 * b) + cross(omega, lever)), spin = spin + sign * omega;
+            const Mat3<T> &frame = alone ? problem.bodies[body].next.R : problem.bodies[body].pose.R;
+            const Vec3<T> alpha = frame * load3(&adjoint.multiplier[6 * body + 3]), omega = frame * load3(w + 6 * body + 3);
+            push = push + sign * (load3(&adjoint.multiplier[6 * body]) + cross(alpha, lever)), turn = turn + sign * alpha;
+            velocity = velocity + sign * (load3(w + 6 * body) + cross(omega, lever)), spin = spin + sign * omega;
             Vec3<T> by_lever = cross(force, alpha) - cross(slip, omega);
             if (bounces) {
-                const T *state = &problem.z[state_size * b];
-                const Vec3<T> before = problem.bodies[b].pose.R * load3(state + 10);
-                arriving = arriving + sign * (load3(state + 3) + cross(before, lever));
-                by_lever = by_lever - bounce * cross(n, omega + e * before);
+                const T *state = &problem.z[state_size * body];
+                const Vec3<T> omega_before = problem.bodies[body].pose.R * load3(state + 10);
+                arriving = arriving + sign * (load3(state + 3) + cross(omega_before, lever));
+                by_lever = by_lever - bounce * cross(n, omega + e * omega_before);
             }
             g.lever[i] = sign * by_lever;
         }
