@@ -37,7 +37,8 @@ public:
             const double *state = start + state_size * i, *next_state = end + state_size * i;
             const Vec3<double> turn = (0.5 * h) * load3(next_state + 10);
             ways[i] = {load3(state), load3(next_state) - load3(state), turn, load4(state + 6), std::sqrt(dot(turn, turn))};
-            broad.moves[2 * i] = std::sqrt(dot(ways[i].move, ways[i].move)), broad.moves[2 * i + 1] = 2 * ways[i].length;
+            broad.moves[2 * i] = std::sqrt(dot(ways[i].move, ways[i].move));
+            broad.moves[2 * i + 1] = 2 * ways[i].length;
         }
         broad.place(start);
         bool result = false;

@@ -59,8 +59,12 @@ struct NearPairs {
             members[entry->second].push_back(int(k));
         }
         for (size_t p = 0; p < pairs.size(); ++p) {
-            pairs[p].first = int32_t(term.size()), pairs[p].count = int32_t(members[p].size());
-            for (const int k : members[p]) term.push_back(m.pairs[slots[k]->pair].shape_a), place.push_back(k);
+            pairs[p].first = int32_t(term.size());
+            pairs[p].count = int32_t(members[p].size());
+            for (const int k : members[p]) {
+                term.push_back(m.pairs[slots[k]->pair].shape_a);
+                place.push_back(k);
+            }
             const int32_t a = number_of(pairs[p].body, pairs[p].cores[0], pairs[p].extent[0]);
             const int32_t b = number_of(pairs[p].other, pairs[p].cores[1], pairs[p].extent[1]);
             pairs[p].thickness = shapes[a].thickness + shapes[b].thickness;
@@ -89,7 +93,8 @@ public:
     BroadPhase(const NearPairs &pairs, int bodies)
         : x(bodies + 1), R(bodies + 1), moves(2 * (bodies + 1)), pairs(pairs), stride(pairs.shapes.size() + pack_lanes), ball(4 * stride),
           meets(padded(pairs.pairs.size()) + pack_lanes) {
-        x[bodies] = {0, 0, 0}, R[bodies] = {{1, 0, 0, 0, 1, 0, 0, 0, 1}};
+        x[bodies] = {0, 0, 0};
+        R[bodies] = {{1, 0, 0, 0, 1, 0, 0, 0, 1}};
     }
 
     static size_t padded(size_t pairs) { return (pairs + 7) / 8 * 8; }
@@ -99,7 +104,8 @@ public:
         const int bodies = int(x.size()) - 1;
         for (int i = 0; i < bodies; ++i) {
             const Vec3<double> v = load3(state + state_size * i + 3), omega = load3(state + state_size * i + 10);
-            moves[2 * i] = h > 0 ? h * std::sqrt(dot(v, v)) : 0.0, moves[2 * i + 1] = h > 0 ? h * std::sqrt(dot(omega, omega)) : 0.0;
+            moves[2 * i] = h > 0 ? h * std::sqrt(dot(v, v)) : 0.0;
+            moves[2 * i + 1] = h > 0 ? h * std::sqrt(dot(omega, omega)) : 0.0;
         }
         place(state);
     }
@@ -107,7 +113,10 @@ public:
     // Places balls that hold the shapes while bodies move by `moves`, and tests which of them meet.
     void place(const double *state) {
         const int bodies = int(x.size()) - 1;
-        for (int i = 0; i < bodies; ++i, state += state_size) x[i] = load3(state), R[i] = rotation_matrix(load4(state + 6));
+        for (int i = 0; i < bodies; ++i, state += state_size) {
+            x[i] = load3(state);
+            R[i] = rotation_matrix(load4(state + 6));
+        }
         // Crossings of edges may be beyond the ends of both of them.
         constexpr double margin = 0.5 * constant::near_terms::reach + constant::near_terms::ends;
         double *bx = ball.data(), *by = bx + stride, *bz = by + stride, *radius = bz + stride;
@@ -115,7 +124,9 @@ public:
             const NearPairs::Shape &shape = pairs.shapes[i];
             const Vec3<double> center = x[shape.body] + R[shape.body] * shape.core->center;
             const double *move = &moves[2 * shape.body];
-            bx[i] = center.x, by[i] = center.y, bz[i] = center.z;
+            bx[i] = center.x;
+            by[i] = center.y;
+            bz[i] = center.z;
             radius[i] = shape.core->size + shape.core->radius + move[0] + shape.extent * move[1] + margin;
         }
         for (const NearPairs::Run &run : pairs.runs) {

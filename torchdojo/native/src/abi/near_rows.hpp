@@ -31,7 +31,10 @@ public:
                 const int32_t g = slots.group_of(ranks[k]);
                 for (next = k + 1; next < ranks.size() && slots.group_of(ranks[next]) == g;) ++next;
                 const int32_t room = slots.room(g, int32_t(next - k));
-                if (room > kept[g]) wider += room - kept[g], more.push_back({g, room});
+                if (room > kept[g]) {
+                    wider += room - kept[g];
+                    more.push_back({g, room});
+                }
             }
             if (end - first < size_t(pack_lanes)) most = wider + wider / 2 + 4;
             else if (wider > most) break;
@@ -116,7 +119,10 @@ private:
 
     // Empty slots of the part are left out.
     void put(Slots::Vector v, int64_t n, const double *from, double *to) const {
-        for (const Slots::Run &run : slots.rest(v)) std::copy_n(from, run.count, to + run.from), from += run.count;
+        for (const Slots::Run &run : slots.rest(v)) {
+            std::copy_n(from, run.count, to + run.from);
+            from += run.count;
+        }
         for (const int32_t rank : order) {
             const bool has_term = std::binary_search(filled[n].begin(), filled[n].end(), rank);
             for (const Slots::Run &run : slots.ranked(rank).in(v)) {
@@ -132,7 +138,8 @@ private:
         const auto fill = [&](const Slots::Run &run, const double *numbers) {
             for (int32_t k = 0; k < run.count; ++k) w[run.from + k] = scale * numbers[k];
         };
-        fill(slot.runs[0], values.impulse), fill(slot.runs[1], values.slack);
+        fill(slot.runs[0], values.impulse);
+        fill(slot.runs[1], values.slack);
     }
 };
 

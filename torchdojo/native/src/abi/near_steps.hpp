@@ -19,8 +19,16 @@ public:
           broad(pairs, m.num_bodies), starts(size_t(count) * pairs.pairs.size()), busy(size_t(count) * marks()), compact(handle, count),
           path(pairs, m.num_bodies), broken(count) {
         for (const NearPairs::Pair &pair : pairs.pairs) most = std::max(most, pair.count);
-        all.resize(most), terms.resize(3 * most), gaps.resize(most), ranks.resize(most), slots_before.resize(most);
-        from.resize(count * states), z.resize(count * states), status.resize(count), iterations.resize(count), substeps.resize(count);
+        all.resize(most);
+        terms.resize(3 * most);
+        gaps.resize(most);
+        ranks.resize(most);
+        slots_before.resize(most);
+        from.resize(count * states);
+        z.resize(count * states);
+        status.resize(count);
+        iterations.resize(count);
+        substeps.resize(count);
     }
 
     void run() {
@@ -40,7 +48,8 @@ public:
     // Gradients through the steps, from the last to the first. The terms, states and solutions of all steps are kept.
     void backward(double kappa, const TdGradient &g) {
         const int64_t nu = m.num_inputs, ni = m.num_impulses, nw = m.num_unknowns, nb6 = 6 * m.num_bodies;
-        impulses.resize(count * ni), w.resize(count * nw);
+        impulses.resize(count * ni);
+        w.resize(count * nw);
         again = true;
         // Parameters of each environment, with the terms of its slots.
         std::vector<double> rows(size_t(count * width));
@@ -63,7 +72,8 @@ public:
                 const int64_t place = in_call * r.steps + t;
                 // Halves follow below. In this call they count as steps that failed, whose gradients are zero.
                 status[n] = r.substeps[place] > 1 ? int64_t(max_iterations) : r.status[place];
-                iterations[n] = r.iterations[place], substeps[n] = 1;
+                iterations[n] = r.iterations[place];
+                substeps[n] = 1;
                 if (r.u) std::copy_n(r.u + place * nu, nu, &inputs[n * nu]);
                 if (g.grad_impulses) std::copy_n(g.grad_impulses + place * ni, ni, &by_impulses[n * ni]);
                 const double *grad_z = g.grad_z + in_call * g.grad_z_stride + t * states;
@@ -73,9 +83,11 @@ public:
             if (r.wrench) one.wrench = r.wrench + first * nb6;
             one.z = end.data();
             TdGradient gradient = {};
-            gradient.grad_z = along.data(), gradient.grad_z_stride = states;
+            gradient.grad_z = along.data();
+            gradient.grad_z_stride = states;
             gradient.grad_impulses = g.grad_impulses ? by_impulses.data() : nullptr;
-            gradient.grad_z0 = by_z.data(), gradient.grad_u = g.grad_u ? by_u.data() : nullptr;
+            gradient.grad_z0 = by_z.data();
+            gradient.grad_u = g.grad_u ? by_u.data() : nullptr;
             gradient.grad_wrench = g.grad_wrench ? by_wrench.data() : nullptr;
             handle.backward(many, options, kappa, one, gradient, nullptr, 0, count);
             for (int64_t n = 0; n < count; ++n)
@@ -143,7 +155,8 @@ private:
     static int kind_of(int64_t key) { return key < 0 ? -1 : int(key / (base * base)); }
     static void put_term(int64_t key, double *to) {
         to[0] = double(kind_of(key));
-        to[1] = key < 0 ? 0.0 : double(key / base % base), to[2] = key < 0 ? 0.0 : double(key % base);
+        to[1] = key < 0 ? 0.0 : double(key / base % base);
+        to[2] = key < 0 ? 0.0 : double(key % base);
     }
     size_t marks() const { return BroadPhase::padded(pairs.pairs.size()); }
     // Marks a pair with terms, near ones or in slots.
@@ -177,7 +190,8 @@ private:
     }
 
     void allow(int64_t n) {
-        environments[n].made = 0, environments[n].most = passes * options.max_total_iterations;
+        environments[n].made = 0;
+        environments[n].most = passes * options.max_total_iterations;
         environments[n].timestep = row(n)[parameter::timestep];
     }
 
@@ -185,7 +199,8 @@ private:
     void attempt(int64_t t) {
         for (const int64_t n : active) {
             Environment &environment = environments[n];
-            environment.cold = environment.fresh = !environment.warm, environment.restarted = environment.overflows = false,
+            environment.cold = environment.fresh = !environment.warm;
+            environment.restarted = environment.overflows = false;
             environment.bad = true;
             int64_t *near_keys = &near_terms[n * pairs.size()], *slots = &chosen[n * pairs.size()];
             search(n, &from[n * states], true, [&](const NearPairs::Pair &pair, int64_t terms_found) {
@@ -239,7 +254,8 @@ private:
         environment.timestep = whole;
         std::copy(start.begin(), start.end(), &from[n * states]);
         std::copy(sum.begin(), sum.end(), impulses_of(n, t));
-        substeps[n] = solved ? num_steps : 1, environment.bad = !solved;
+        substeps[n] = solved ? num_steps : 1;
+        environment.bad = !solved;
         return solved;
     }
 
@@ -258,7 +274,8 @@ private:
     void through_halves(int64_t n, int64_t t, double kappa, const double *along, const TdGradient &gradient) {
         const int64_t in_call = first + n, nu = m.num_inputs, ni = m.num_impulses, nb6 = 6 * m.num_bodies;
         std::copy_n(before_step(in_call, t), states, &from[n * states]);
-        allow(n), environments[n].overflows = false;
+        allow(n);
+        environments[n].overflows = false;
         compact.forget(n);
         std::vector<Part> parts;
         double *by_z = gradient.grad_z0 + n * states, *by_u = gradient.grad_u ? gradient.grad_u + n * nu : nullptr;
@@ -270,12 +287,17 @@ private:
             const Part &part = parts[k];
             TdRollout one = call(part.row.data(), 1, part.start.data(), r.u ? r.u + (in_call * r.steps + t) * nu : nullptr);
             if (r.wrench) one.wrench = r.wrench + in_call * nb6;
-            one.z = const_cast<double *>(part.end.data()), one.w = const_cast<double *>(part.w.data());
-            one.status = &counts[0], one.iterations = &counts[1], one.substeps = &counts[2];
+            one.z = const_cast<double *>(part.end.data());
+            one.w = const_cast<double *>(part.w.data());
+            one.status = &counts[0];
+            one.iterations = &counts[1];
+            one.substeps = &counts[2];
             TdGradient part_gradient = {};
-            part_gradient.grad_z = carried.data(), part_gradient.grad_z_stride = states;
+            part_gradient.grad_z = carried.data();
+            part_gradient.grad_z_stride = states;
             part_gradient.grad_impulses = gradient.grad_impulses ? gradient.grad_impulses + n * ni : nullptr;
-            part_gradient.grad_z0 = by_start.data(), part_gradient.grad_u = by_u ? part_by_u.data() : nullptr;
+            part_gradient.grad_z0 = by_start.data();
+            part_gradient.grad_u = by_u ? part_by_u.data() : nullptr;
             part_gradient.grad_wrench = by_wrench ? part_by_wrench.data() : nullptr;
             handle.backward(false, options, kappa, one, part_gradient, nullptr, 0, 1);
             carried = by_start;
@@ -310,13 +332,18 @@ private:
             if (!terms_found) return;
             if (terms_found > pair.count) {
                 overflows = true;
-                near.overflow[2 * (first + n)] = pair.contact, near.overflow[2 * (first + n) + 1] = terms_found;
+                near.overflow[2 * (first + n)] = pair.contact;
+                near.overflow[2 * (first + n) + 1] = terms_found;
             }
             int64_t *to = all.data();
             take(pair, terms_found, to);
             bool lacking = false;
             for (int32_t k = 0; k < pair.count && to[k] >= 0; ++k) lacking |= !has(slots + pair.first, pair.count, to[k]);
-            if (lacking && solved) merge(pair.count, to, slots + pair.first, true), mark(n, &pair - pairs.pairs.data()), lacks = true;
+            if (lacking && solved) {
+                merge(pair.count, to, slots + pair.first, true);
+                mark(n, &pair - pairs.pairs.data());
+                lacks = true;
+            }
         });
         environment.bad = !solved || lacks || overflows || pierced || (!environment.sound && free);
         environment.overflows = overflows;
@@ -335,7 +362,9 @@ private:
         }
         std::copy_n(&z[n * states], states, r.z + in_call * r.z_stride + t * states);
         if (r.w_steps > 1) std::copy_n(w_of(n), nw, r.w + (in_call * r.w_steps + t) * nw);
-        r.status[place] = status[n], r.iterations[place] = environment.made, r.substeps[place] = substeps[n];
+        r.status[place] = status[n];
+        r.iterations[place] = environment.made;
+        r.substeps[place] = substeps[n];
         environment.warm = true;
         if (near.stored == 1 && t + 1 < r.steps) return;
         double *to = near.terms + (in_call * near.stored + (near.stored > 1 ? t : 0)) * 3 * pairs.size();
@@ -344,7 +373,10 @@ private:
 
     // Slots with numbers that are not finite count as slots with terms.
     void find_broken(int64_t n) {
-        if (n && !r.parameter_stride) return void(broken[n] = broken[0]);
+        if (n && !r.parameter_stride) {
+            broken[n] = broken[0];
+            return;
+        }
         if (all_finite(row(n), width)) return;
         for (int64_t k = 0; k < pairs.size(); ++k)
             if (handle.slots.is_broken(row(n), handle.slots.ranked(handle.ranks[k]))) broken[n].push_back(k);
@@ -380,9 +412,15 @@ private:
         const std::shared_ptr<Handle> part = handle.part(compact.kept);
         const int64_t nu = m.num_inputs, nb6 = 6 * m.num_bodies, part_ni = part->table.num_impulses, part_nw = part->table.num_unknowns;
         const int64_t part_width = part->table.num_parameters + part->table.num_samples;
-        some_rows.resize(size * part_width), some_warm.resize(size * part_nw), out_w.resize(size * part_nw);
-        some_z.resize(size * states), some_u.resize(size * nu), some_wrench.resize(size * nb6);
-        out_z.resize(size * states), out_impulses.resize(size * part_ni), out_counts.resize(3 * size);
+        some_rows.resize(size * part_width);
+        some_warm.resize(size * part_nw);
+        out_w.resize(size * part_nw);
+        some_z.resize(size * states);
+        some_u.resize(size * nu);
+        some_wrench.resize(size * nb6);
+        out_z.resize(size * states);
+        out_impulses.resize(size * part_ni);
+        out_counts.resize(3 * size);
         for (int64_t i = 0; i < size; ++i) {
             const int64_t n = which[i], in_call = first + n;
             compact.arrange(n);
@@ -402,13 +440,19 @@ private:
         one.parameter_stride = part_width;
         if (r.wrench) one.wrench = some_wrench.data();
         if (from_warm) one.warm = some_warm.data();
-        one.z = out_z.data(), one.impulses = out_impulses.data(), one.w = out_w.data();
-        one.status = &out_counts[0], one.iterations = &out_counts[size], one.substeps = &out_counts[2 * size];
+        one.z = out_z.data();
+        one.impulses = out_impulses.data();
+        one.w = out_w.data();
+        one.status = &out_counts[0];
+        one.iterations = &out_counts[size];
+        one.substeps = &out_counts[2 * size];
         part->forward(many, fading > 0 ? options : of_starts, one, 0, size);
         for (int64_t i = 0; i < size; ++i) {
             const int64_t n = which[i];
             std::copy_n(&out_z[i * states], states, &z[n * states]);
-            status[n] = out_counts[i], iterations[n] = out_counts[size + i], substeps[n] = out_counts[2 * size + i];
+            status[n] = out_counts[i];
+            iterations[n] = out_counts[size + i];
+            substeps[n] = out_counts[2 * size + i];
             compact.arrange(n);
             compact.scatter(n, row(n), options.kappa, status[n] == success, &out_w[i * part_nw], out_impulses.data() + i * part_ni, w_of(n),
                             impulses_of(n, t));
@@ -420,11 +464,18 @@ private:
     // A call of one step, with the solutions and counts of all environments.
     TdRollout call(const double *parameters, int64_t size, const double *start, const double *u) {
         TdRollout one = {};
-        one.environments = size, one.steps = one.repeat = one.every = one.w_steps = 1;
-        one.parameters = parameters, one.parameter_stride = width;
-        one.z0 = start, one.z0_stride = one.z_stride = states, one.u = u;
-        one.w = w.data(), one.impulses = impulses.data();
-        one.status = status.data(), one.iterations = iterations.data(), one.substeps = substeps.data();
+        one.environments = size;
+        one.steps = one.repeat = one.every = one.w_steps = 1;
+        one.parameters = parameters;
+        one.parameter_stride = width;
+        one.z0 = start;
+        one.z0_stride = one.z_stride = states;
+        one.u = u;
+        one.w = w.data();
+        one.impulses = impulses.data();
+        one.status = status.data();
+        one.iterations = iterations.data();
+        one.substeps = substeps.data();
         return one;
     }
 

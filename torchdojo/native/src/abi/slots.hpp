@@ -143,9 +143,11 @@ public:
             to += run.count;
         };
         for (const Run &run : others[v]) put(run);
-        for (size_t g = 0; g < groups.size(); order += groups[g++].size())
+        for (size_t g = 0; g < groups.size(); ++g) {
             for (int32_t k = 0; k < kept[g]; ++k)
                 for (const Run &run : slots[order[k]].in(v)) put(run);
+            order += groups[g].size();
+        }
         if (v == parameters && whole.num_samples) put({whole.num_parameters, whole.num_samples});
     }
 
@@ -306,7 +308,10 @@ inline void move_elements(Tables &m, const std::vector<int32_t> &w, const std::v
 // Moves the blocks of the matrix, and returns the schedule of the part.
 inline std::vector<int32_t> move_blocks(Tables &m, const MechanismTable &whole) {
     std::vector<char> present(whole.schedule.num_values);
-    const auto mark = [&](auto... offsets) { ((offsets < 0 ? void() : void(present[offsets] = 1)), ...); };
+    const auto mark = [&](auto... offsets) {
+        for (const int32_t offset : {offsets...})
+            if (offset >= 0) present[offset] = 1;
+    };
     for (const JointTable &joint : m.joints) mark(joint.child_joint, joint.joint_child, joint.parent_joint, joint.joint_parent);
     for (const PairTable &pair : m.pairs) mark(pair.body_other, pair.other_body);
     for (const CouplingEndTable &end : m.coupling_ends)

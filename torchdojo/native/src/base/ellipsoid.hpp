@@ -16,7 +16,10 @@ struct Witness;
 template <class T, class S>
 Solid<T> values_of(const Solid<S> &a) {
     Solid<T> solid;
-    for (int k = 0; k < 3; ++k) solid.position[k] = value(a.position[k]), solid.half[k] = value(a.half[k]);
+    for (int k = 0; k < 3; ++k) {
+        solid.position[k] = value(a.position[k]);
+        solid.half[k] = value(a.half[k]);
+    }
     for (int k = 0; k < 9; ++k) solid.rotation.m[k] = value(a.rotation.m[k]);
     solid.radius = value(a.radius);
     return solid;

@@ -78,7 +78,8 @@ private:
             const Vec3<double> step = step_of(n), next = turned(step);
             const double separation_next = separation(next), size = dot(step, step);
             if (!(separation_next >= best - 1e-15)) return;
-            n = next, best = std::fmax(best, separation_next);
+            n = next;
+            best = std::fmax(best, separation_next);
             if (!(size > geometry::settled_turn * geometry::settled_turn)) break;
         }
         feature = nearest_feature(core, point(n));
@@ -97,7 +98,11 @@ private:
         for (int f = 0; f < core.faces; ++f) {
             const Vec3<double> normal = core.normal(f);
             const double height = dot(normal, point(-normal)) - core.offset(f);
-            if (height > best) best = height, feature.face = f, n = -normal;
+            if (height > best) {
+                best = height;
+                feature.face = f;
+                n = -normal;
+            }
         }
         return false;
     }

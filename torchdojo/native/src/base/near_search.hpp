@@ -47,7 +47,10 @@ public:
         }
         search(most);
         start.count = overlap ? 0 : count;
-        for (int k = 0; k < start.count; ++k) start.a[k] = of_a[k], start.b[k] = of_b[k];
+        for (int k = 0; k < start.count; ++k) {
+            start.a[k] = of_a[k];
+            start.b[k] = of_b[k];
+        }
     }
 
 private:
@@ -58,7 +61,11 @@ private:
     int count = 0, of_a[4], of_b[4];
     Vec3<double> w[4];  // differences of corners
 
-    void put(int i, int j) { of_a[count] = i, of_b[count] = j, w[count++] = pose(a.corner(i)) - b.corner(j); }
+    void put(int i, int j) {
+        of_a[count] = i;
+        of_b[count] = j;
+        w[count++] = pose(a.corner(i)) - b.corner(j);
+    }
 
     void search(double most) {
         reduce();
@@ -80,7 +87,8 @@ private:
             for (int k = 0; k < count && !repeated; ++k) repeated = of_a[k] == i && of_b[k] == j;
             if (repeated) return;
             const Vec3<double> previous = apart;
-            put(i, j), reduce();
+            put(i, j);
+            reduce();
             const double nearer = dot(apart, apart);
             if (!overlap && !(nearer < square)) {
                 apart = previous;
@@ -104,9 +112,14 @@ private:
         const double uu = dot(u, u), t = uu > 0 ? -dot(w[i], u) / uu : 0.0;
         Part part;
         if (t <= 0 || t >= 1) {
-            part.size = 1, part.corner[0] = t <= 0 ? i : j, part.point = w[part.corner[0]];
+            part.size = 1;
+            part.corner[0] = t <= 0 ? i : j;
+            part.point = w[part.corner[0]];
         } else {
-            part.size = 2, part.corner[0] = i, part.corner[1] = j, part.point = w[i] + t * u;
+            part.size = 2;
+            part.corner[0] = i;
+            part.corner[1] = j;
+            part.point = w[i] + t * u;
         }
         part.square = dot(part.point, part.point);
         return part;
@@ -117,21 +130,31 @@ private:
         Part part;
         if (nn > 1e-20 * longest * longest && dot(cross(w[i], w[j]), n) > 0 && dot(cross(w[j], w[k]), n) > 0 &&
             dot(cross(w[k], w[i]), n) > 0) {
-            part.size = 3, part.corner[0] = i, part.corner[1] = j, part.corner[2] = k;
+            part.size = 3;
+            part.corner[0] = i;
+            part.corner[1] = j;
+            part.corner[2] = k;
             part.point = (dot(w[i], n) / nn) * n;
             part.square = dot(part.point, part.point);
             return part;
         }
-        part.take(segment(i, j)), part.take(segment(j, k)), part.take(segment(k, i));
+        part.take(segment(i, j));
+        part.take(segment(j, k));
+        part.take(segment(k, i));
         return part;
     }
     // The point of the simplex that is nearest to zero, and the corners that carry it.
     void reduce() {
         Part part;
-        if (count == 1) part.size = 1, part.corner[0] = 0, part.point = w[0];
-        else if (count == 2) part = segment(0, 1);
-        else if (count == 3) part = triangle(0, 1, 2);
-        else {
+        if (count == 1) {
+            part.size = 1;
+            part.corner[0] = 0;
+            part.point = w[0];
+        } else if (count == 2) {
+            part = segment(0, 1);
+        } else if (count == 3) {
+            part = triangle(0, 1, 2);
+        } else {
             bool outside = false;
             for (int k = 0; k < 4; ++k) {
                 const int i = (k + 1) % 4, j = (k + 2) % 4, l = (k + 3) % 4;
@@ -148,10 +171,18 @@ private:
         }
         int kept_a[3], kept_b[3];
         Vec3<double> kept_w[3];
-        for (int k = 0; k < part.size; ++k)
-            kept_a[k] = of_a[part.corner[k]], kept_b[k] = of_b[part.corner[k]], kept_w[k] = w[part.corner[k]];
-        count = part.size, apart = part.point;
-        for (int k = 0; k < count; ++k) of_a[k] = kept_a[k], of_b[k] = kept_b[k], w[k] = kept_w[k];
+        for (int k = 0; k < part.size; ++k) {
+            kept_a[k] = of_a[part.corner[k]];
+            kept_b[k] = of_b[part.corner[k]];
+            kept_w[k] = w[part.corner[k]];
+        }
+        count = part.size;
+        apart = part.point;
+        for (int k = 0; k < count; ++k) {
+            of_a[k] = kept_a[k];
+            of_b[k] = kept_b[k];
+            w[k] = kept_w[k];
+        }
     }
 };
 
@@ -174,7 +205,10 @@ public:
                 return;
             int64_t place = std::min(number_found++, capacity);
             for (; place > 0 && gaps[place - 1] > candidate.gap; --place)
-                if (place < capacity) gaps[place] = gaps[place - 1], std::copy_n(terms + 3 * (place - 1), 3, terms + 3 * place);
+                if (place < capacity) {
+                    gaps[place] = gaps[place - 1];
+                    std::copy_n(terms + 3 * (place - 1), 3, terms + 3 * place);
+                }
             if (place >= capacity) return;
             gaps[place] = candidate.gap;
             for (int k = 0; k < 3; ++k) terms[3 * place + k] = term[k];
@@ -196,10 +230,12 @@ public:
 
         const double lowest = -measure(a, -transposed_times(pose.R, n), -dot(n, pose.x), sides[0]), top = measure(b, n, 0.0, sides[1]);
         if (lowest - top > edge_near) return 0;
-        choose(a, near, edge_near, -top, sides[0]), choose(b, near, edge_near, lowest, sides[1]);
+        choose(a, near, edge_near, -top, sides[0]);
+        choose(b, near, edge_near, lowest, sides[1]);
         for (const int i : sides[0].corners) add(corner_term, i, 0);
         for (const int i : sides[1].corners) add(other_corner_term, i, 0);
-        place(a, pose, sides[0]), place(b, {{0, 0, 0}, {{1, 0, 0, 0, 1, 0, 0, 0, 1}}}, sides[1]);
+        place(a, pose, sides[0]);
+        place(b, {{0, 0, 0}, {{1, 0, 0, 0, 1, 0, 0, 0, 1}}}, sides[1]);
         const double widest = std::fmax(radius + reach, (past - 1) * radius) * (1 + 1e-9) + 1e-12;
         for (const Edge &edge_a : sides[0].edges)
             for (const Edge &edge_b : sides[1].edges)
@@ -239,7 +275,8 @@ private:
 
     // Corners whose height above the other core is at most `near`, and edges at corners whose height is at most `edge_near`.
     static void choose(const Polytope &core, double near, double edge_near, double other, Side &side) {
-        side.corners.clear(), side.numbers.clear();
+        side.corners.clear();
+        side.numbers.clear();
         for (int i = 0; i < core.vertices; ++i) {
             const double height = other - side.depth[i];
             if (height > edge_near) continue;

@@ -48,7 +48,10 @@ NearTerm<S> crossing_gap(const Polytope &a, const Polytope &b, const Vec3<S> *x,
     const S square = dot(across, across), sine2 = square / (uu * vv);
     NearTerm<S> result;
     if (!(value_of(sine2) > bounds::parallel_low * bounds::parallel_low)) {
-        result.gap = S(2 * bounds::reach), result.weight = S(0.0), result.normal = constant_of<S>({0, 0, 1}), result.point = from_a;
+        result.gap = S(2 * bounds::reach);
+        result.weight = S(0.0);
+        result.normal = constant_of<S>({0, 0, 1});
+        result.point = from_a;
         return result;
     }
     const Vec3<S> axis = (S(1.0) / root_of(square)) * across;
@@ -82,7 +85,8 @@ NearTerm<S> smooth_gap(const Polytope &a, const Polytope &b, const Vec3<S> *x, c
                                       : !a.ellipsoid ? core_and_ellipsoid(a, b, x[0], R[0], x[1], R[1])
                                                      : two_ellipsoids(a, b, x, R);
     NearTerm<S> result;
-    result.gap = gap, result.weight = S(1.0);
+    result.gap = gap;
+    result.weight = S(1.0);
     result.normal = turned ? -normal : normal;
     result.point = turned ? point - gap * normal : point;
     return result;
@@ -103,7 +107,10 @@ NearTerm<S> near_term(const Polytope &a, const Polytope &b, const Vec3<S> *x, co
     constexpr double reach = constant::near_terms::reach;
     NearTerm<S> result;
     if (!has_term(a, b, term)) {
-        result.gap = S(2 * reach), result.weight = S(0.0), result.normal = constant_of<S>({0, 0, 1}), result.point = x[0];
+        result.gap = S(2 * reach);
+        result.weight = S(0.0);
+        result.normal = constant_of<S>({0, 0, 1});
+        result.point = x[0];
     } else if (a.ellipsoid || b.ellipsoid) {
         result = smooth_gap(a, b, x, R);
     } else if (term[0] == corner_term) {

@@ -49,8 +49,12 @@ struct Polytope {
             extent = std::fmax(extent, std::sqrt(dot(corner(i), corner(i))));
             size = std::fmax(size, std::sqrt(dot(corner(i) - center, corner(i) - center)));
         }
-        if (ellipsoid) extent += longest_axis(), size += longest_axis();
-        corners = side_by_side(vertex, vertices, 3), planes = side_by_side(face, faces, 4);
+        if (ellipsoid) {
+            extent += longest_axis();
+            size += longest_axis();
+        }
+        corners = side_by_side(vertex, vertices, 3);
+        planes = side_by_side(face, faces, 4);
         std::vector<std::vector<int32_t>> of_face(faces), of_corner(vertices);
         for (int e = 0; e < edges; ++e) {
             const double *row = edge_row(e);
@@ -61,7 +65,8 @@ struct Polytope {
                 if (row[2 + k] >= 0) of_face[int(row[2 + k])].push_back(2 * e + k);
             }
         }
-        edges_of_face = joined(of_face), edges_of_corner = joined(of_corner);
+        edges_of_face = joined(of_face);
+        edges_of_corner = joined(of_corner);
     }
     Vec3<double> corner(int i) const { return load3(vertex + 3 * i); }
     Vec3<double> normal(int f) const { return load3(face + 4 * f); }
@@ -114,12 +119,16 @@ TD_INLINE Peak highest(int blocks, F &&height) {
     for (int i = 0; i < blocks; ++i) {
         const Pack heights = height(i);
         const PackMask above = heights > top;
-        top = above ? heights : top, block = above ? PackMask{} + int64_t(i) : block;
+        top = above ? heights : top;
+        block = above ? PackMask{} + int64_t(i) : block;
     }
     Peak peak;
     for (int k = 0; k < pack_lanes; ++k) {
         const int index = int(block[k]) * pack_lanes + k;
-        if (top[k] > peak.height || (top[k] == peak.height && index < peak.index)) peak.height = top[k], peak.index = index;
+        if (top[k] > peak.height || (top[k] == peak.height && index < peak.index)) {
+            peak.height = top[k];
+            peak.index = index;
+        }
     }
     return peak;
 }
@@ -165,7 +174,8 @@ inline Feature nearest_feature(const Polytope &core, const Vec3<double> &p) {
         const Vec3<double> apart = from - t * along;
         const double distance = dot(apart, apart);
         if (!(distance < least || (distance == least && e < nearest))) return;
-        least = distance, nearest = e;
+        least = distance;
+        nearest = e;
         feature.corner = int(t < 1 ? row[0] : row[1]);
         feature.direction = t > 0 && t < 1 ? (1 / core.length[e]) * along : Vec3<double>{0, 0, 0};
     };

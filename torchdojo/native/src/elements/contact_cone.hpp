@@ -102,7 +102,10 @@ struct ContactCones {
             Vec3<T> v[2], omega[2];
             const int bodies[2] = {contact.body, other_body(m, contact)};
             for (const int i : {0, 1})
-                if (bodies[i] < m.num_bodies) v[i] = load3(w + 6 * bodies[i]), omega[i] = load3(w + 6 * bodies[i] + 3);
+                if (bodies[i] < m.num_bodies) {
+                    v[i] = load3(w + 6 * bodies[i]);
+                    omega[i] = load3(w + 6 * bodies[i] + 3);
+                }
             start(problem, contact, v, omega, level, values);
             store(m, contact, values, mask, w);
         }
@@ -152,7 +155,8 @@ struct ContactCones {
             weight.add(change(before[contact.impulse], gamma), change(before[contact.slack], gap));
             const T a = weight(contact_scale * mass(problem, contact), heavier(contact)),
                     on_path = orthant_on_path(gamma - a * gap, a, kappa);
-            put(contact.impulse, on_path), put(contact.slack, quotient(kappa, on_path));
+            put(contact.impulse, on_path);
+            put(contact.slack, quotient(kappa, on_path));
         }
         constexpr int width = 4;
         typename Disc<T>::Point points[width];
@@ -161,7 +165,10 @@ struct ContactCones {
         auto finish = [&] {
             Disc<T>::Point::template project<width>(points, kappa, [&](int i, const Vec3<T> &xi, const Vec3<T> &eta) {
                 if (i >= waiting) return;
-                for (int k = 0; k < 3; ++k) put(discs[i]->friction_impulse() + k, xi[k]), put(discs[i]->friction_slack() + k, eta[k]);
+                for (int k = 0; k < 3; ++k) {
+                    put(discs[i]->friction_impulse() + k, xi[k]);
+                    put(discs[i]->friction_slack() + k, eta[k]);
+                }
             });
             waiting = 0;
         };
@@ -185,10 +192,14 @@ struct ContactCones {
             if (friction.is_pyramid()) {
                 T values[2][1 + most_facets];
                 for (int k = 0; k < friction.friction_size(); ++k) {
-                    values[0][k] = w[impulse + k], values[1][k] = w[slack + k];
+                    values[0][k] = w[impulse + k];
+                    values[1][k] = w[slack + k];
                 }
                 Pyramid<T>{friction}.project(height, kappa, stiff, values[0], values[1]);
-                for (int k = 0; k < friction.friction_size(); ++k) put(impulse + k, values[0][k]), put(slack + k, values[1][k]);
+                for (int k = 0; k < friction.friction_size(); ++k) {
+                    put(impulse + k, values[0][k]);
+                    put(slack + k, values[1][k]);
+                }
             } else {
                 const T *xi = w + impulse, *eta = w + slack, radius = max(height, broadcast<T>(constant::least_height));
                 // From outside the disc, the slip grows to at most about twice the slip of Newton's point (disc_on_path in path_maps.py).
@@ -248,7 +259,10 @@ struct ContactCones {
         auto add = [&](const T *wrench, const R *body) {
             for (int r = 0; r < 6; ++r) b.x += wrench[3 * r] * body[r];
             if (!contact.friction) return;
-            for (int r = 0; r < 6; ++r) b.y += wrench[3 * r + 1] * body[r], b.z += wrench[3 * r + 2] * body[r];
+            for (int r = 0; r < 6; ++r) {
+                b.y += wrench[3 * r + 1] * body[r];
+                b.z += wrench[3 * r + 2] * body[r];
+            }
         };
         if (x) add(data.wrench, x + m.bodies[contact.body].right);
         if (const int other = other_body(m, contact); x && other < m.num_bodies)
@@ -261,7 +275,8 @@ struct ContactCones {
             R spin[2] = {R{}, R{}};
             if (x) couple_power(problem, k, x, spin);
             n += problem.parameters[couple.parameter] * friction_multiplier(adjoint, couple.friction, problem.couples[k], g, spin);
-            adjoint.turning[2 * k] += spin[0], adjoint.turning[2 * k + 1] += spin[1];
+            adjoint.turning[2 * k] += spin[0];
+            adjoint.turning[2 * k + 1] += spin[1];
         }
         return {data.stiffness * n, nu[0], nu[1]};
     }
@@ -330,7 +345,10 @@ private:
         const R q[2] = {nu[0] + g[impulse + 1], nu[1] + g[impulse + 2]};
         const R height = g[impulse] + data.cone_coupling[0] * q[0] + data.cone_coupling[1] * q[1];
         rows[0] += height;
-        for (const int i : {0, 1}) nu[i] = data.compliance[i] * q[0] + data.compliance[2 + i] * q[1], rows[1 + i] += nu[i];
+        for (const int i : {0, 1}) {
+            nu[i] = data.compliance[i] * q[0] + data.compliance[2 + i] * q[1];
+            rows[1 + i] += nu[i];
+        }
         return height;
     }
 
@@ -362,7 +380,8 @@ private:
     }
 
     static TD_INLINE void start_normal(const T &distance, const T &level, T *values) {
-        values[half] = max(distance, sqrt(level)), values[0] = level / values[half];
+        values[half] = max(distance, sqrt(level));
+        values[0] = level / values[half];
     }
     static TD_INLINE void start_friction(const ContactTable &friction, const T &height, const T &s1, const T &s2, const T &level,
                                          T *values) {
@@ -373,7 +392,8 @@ private:
     // Copies `start` into w.
     static TD_INLINE void store(const MechanismTable &mechanism, const ContactTable &contact, const T *values, const Mask<T> &mask, T *w) {
         auto put = [&](int impulse, int slack, int k) {
-            w[impulse] = select(mask, values[k], w[impulse]), w[slack] = select(mask, values[half + k], w[slack]);
+            w[impulse] = select(mask, values[k], w[impulse]);
+            w[slack] = select(mask, values[half + k], w[slack]);
         };
         put(contact.impulse, contact.slack, 0);
         int next = 1;
@@ -415,7 +435,8 @@ private:
         } else {
             const T *N = data.compliance;
             xi[0] = height - row[0];
-            eta[1] = m0 + row[1], eta[2] = m1 + row[2];
+            eta[1] = m0 + row[1];
+            eta[2] = m1 + row[2];
             const T b0 = q[1] - eta[1], b1 = q[2] - eta[2];
             xi[1] = N[0] * b0 + N[1] * b1 + data.cone_coupling[0] * xi[0];
             xi[2] = N[2] * b0 + N[3] * b1 + data.cone_coupling[1] * xi[0];

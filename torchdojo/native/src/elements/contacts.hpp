@@ -92,7 +92,10 @@ private:
         const Vec3<T> t1 = pair ? pair->t1 : load3(p + parameter::tangents), t2 = pair ? pair->t2 : load3(p + parameter::tangents + 3);
         const Vec3<T> levers[2] = {pair ? pair->lever[0] : problem.bodies[contact.body].next.R * data.lever, pair ? pair->lever[1] : n};
         Vec3<T> force = gamma * n, slip{};
-        if (contact.friction) force = force + data.beta[0] * t1 + data.beta[1] * t2, slip = nu.y * t1 + nu.z * t2;
+        if (contact.friction) {
+            force = force + data.beta[0] * t1 + data.beta[1] * t2;
+            slip = nu.y * t1 + nu.z * t2;
+        }
         const bool bounces = Restitution<T>::acts(contact);
         const auto [law, e, free] = Restitution<T>::weights(problem, contact);
         const T bounce = law * nu.x;
@@ -106,8 +109,10 @@ private:
             const Vec3<T> &lever = levers[i];
             const Mat3<T> &frame = alone ? problem.bodies[body].next.R : problem.bodies[body].pose.R;
             const Vec3<T> alpha = frame * load3(&adjoint.multiplier[6 * body + 3]), omega = frame * load3(w + 6 * body + 3);
-            push = push + sign * (load3(&adjoint.multiplier[6 * body]) + cross(alpha, lever)), turn = turn + sign * alpha;
-            velocity = velocity + sign * (load3(w + 6 * body) + cross(omega, lever)), spin = spin + sign * omega;
+            push = push + sign * (load3(&adjoint.multiplier[6 * body]) + cross(alpha, lever));
+            turn = turn + sign * alpha;
+            velocity = velocity + sign * (load3(w + 6 * body) + cross(omega, lever));
+            spin = spin + sign * omega;
             Vec3<T> by_lever = cross(force, alpha) - cross(slip, omega);
             if (bounces) {
                 const T *state = &problem.z[state_size * body];
@@ -124,7 +129,8 @@ private:
         g.n = gamma * push;
         if (contact.friction) {
             to.sum[contact.parameters + parameter::friction] += by_height(contact);
-            g.t1 = data.beta[0] * push - nu.y * velocity, g.t2 = data.beta[1] * push - nu.z * velocity;
+            g.t1 = data.beta[0] * push - nu.y * velocity;
+            g.t2 = data.beta[1] * push - nu.z * velocity;
         }
         for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k) {
             const CoupleTable &couple = problem.mechanism.couples[k];
