@@ -182,13 +182,7 @@ struct ContactCones {
             for (int k = 1; k < friction.friction_size(); ++k)
                 weight.add(change(before[impulse + k], w[impulse + k]), change(before[slack + k], w[slack + k]) - psi);
             const T nominal = c < mechanism.num_contacts ? mass(problem, contact) : couple_mass(problem, contact);
-            T most = broadcast<T>(constant::most_weight);
-            if (mechanism.is_braced[c] && !friction.is_pyramid()) {
-                const T off_path = abs(dot(load3(w + impulse), load3(w + slack)) - kappa);
-                most = select(select_mask(cones.early, off_path > constant::off_path * kappa, Mask<T>{}),
-                              broadcast<T>(constant::squeezing_weight), most);
-            }
-            const T stiff = weight(nominal, heavier(contact), most);
+            const T stiff = weight(nominal, heavier(contact), most_weight(cones, friction, c, w, kappa));
             if (friction.is_pyramid()) {
                 T values[2][1 + most_facets];
                 for (int k = 0; k < friction.friction_size(); ++k) {
@@ -201,14 +195,7 @@ struct ContactCones {
                     put(slack + k, values[1][k]);
                 }
             } else {
-                const T *xi = w + impulse, *eta = w + slack, radius = max(height, broadcast<T>(constant::least_height));
-                // From outside the disc, the slip grows to at most about twice the slip of Newton's point (disc_on_path in path_maps.py).
-                const auto length = [](const T *x) {
-                    return root(max(x[1] * x[1] + x[2] * x[2], broadcast<T>(std::numeric_limits<double>::min())));
-                };
-                const T excess = length(xi) - radius, slip = length(eta);
-                const T m = max(min(constant::return_weight * nominal, quotient(excess, slip)), stiff);
-                points[waiting] = {radius, m, xi[1] - m * eta[1], xi[2] - m * eta[2]};
+                points[waiting] = disc_point(w + impulse, w + slack, height, nominal, stiff);
                 discs[waiting++] = &friction;
                 if (waiting == width) finish();
             }
@@ -326,6 +313,27 @@ private:
         const MechanismTable &m = problem.mechanism;
         if (c < m.num_contacts) return problem.parameters[m.contacts[c].parameters + parameter::friction];
         return problem.parameters[m.couples[c - m.num_contacts].parameter];
+    }
+
+    // The largest weight of a friction's projection, relative to the nominal one.
+    static TD_INLINE T most_weight(const ConeState<T> &cones, const ContactTable &friction, int c, const T *w, const T &kappa) {
+        const T most = broadcast<T>(constant::most_weight);
+        if (!cones.mechanism.is_braced[c] || friction.is_pyramid()) return most;
+        const T off_path = abs(dot(load3(w + friction.friction_impulse()), load3(w + friction.friction_slack())) - kappa);
+        return select(select_mask(cones.early, off_path > constant::off_path * kappa, Mask<T>{}), broadcast<T>(constant::squeezing_weight),
+                      most);
+    }
+
+    // The point of a disc to project, for impulses ξ and slacks η. From outside the disc, the slip grows to at most about twice the slip of
+    // Newton's point (disc_on_path in path_maps.py).
+    static TD_INLINE typename Disc<T>::Point disc_point(const T *xi, const T *eta, const T &height, const T &nominal, const T &stiff) {
+        const auto length = [](const T *x) {
+            return root(max(x[1] * x[1] + x[2] * x[2], broadcast<T>(std::numeric_limits<double>::min())));
+        };
+        const T radius = max(height, broadcast<T>(constant::least_height));
+        const T excess = length(xi) - radius, slip = length(eta);
+        const T m = max(min(constant::return_weight * nominal, quotient(excess, slip)), stiff);
+        return {radius, m, xi[1] - m * eta[1], xi[2] - m * eta[2]};
     }
 
     // ν_t from b_t, in place. Returns the multiplier of the cone's height, which μ times adds to the column of γ.

@@ -122,26 +122,14 @@ private:
             }
             g.lever[i] = sign * by_lever;
         }
-        auto by_height = [&](const ContactTable &friction) {
-            return (friction.is_pyramid() ? -gamma : gamma) * adjoint.multiplier[friction.friction_impulse()];
-        };
         g.distance = -nu.x;
         g.n = gamma * push;
         if (contact.friction) {
-            to.sum[contact.parameters + parameter::friction] += by_height(contact);
+            to.sum[contact.parameters + parameter::friction] += by_coefficient(adjoint, contact, gamma);
             g.t1 = data.beta[0] * push - nu.y * velocity;
             g.t2 = data.beta[1] * push - nu.z * velocity;
         }
-        for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k) {
-            const CoupleTable &couple = problem.mechanism.couples[k];
-            const T *impulse = w + couple.friction.friction_impulse();
-            to.sum[couple.parameter] += by_height(couple.friction);
-            for (int a = 0; a < couple.num_axes(); ++a) {
-                const T along = couple.friction.is_pyramid() ? impulse[1] - impulse[2] : impulse[1 + a];
-                Vec3<T> &axis = couple.first_axis() + a == 0 ? g.n : couple.first_axis() + a == 1 ? g.t1 : g.t2;
-                axis = axis + along * turn - adjoint.turning[2 * k + a] * spin;
-            }
-        }
+        add_couples(to, problem, adjoint, contact, w, turn, spin, g);
         if (bounces) {
             const Vec3<T> leaving = velocity + e * arriving;
             g.distance = free * g.distance;
@@ -150,6 +138,27 @@ private:
             to.by_timestep -= bounce * dot(n, leaving) / problem.timestep();
         }
         return g;
+    }
+
+    // Adds the gradients of couples by their axes and coefficients. turn: Σ ± F α_ω. spin: σ.
+    static TD_INLINE void add_couples(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint,
+                                      const ContactTable &contact, const T *w, const Vec3<T> &turn, const Vec3<T> &spin,
+                                      TouchGradient<T> &g) {
+        for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k) {
+            const CoupleTable &couple = problem.mechanism.couples[k];
+            const T *impulse = w + couple.friction.friction_impulse();
+            to.sum[couple.parameter] += by_coefficient(adjoint, couple.friction, w[contact.impulse]);
+            for (int a = 0; a < couple.num_axes(); ++a) {
+                const T along = couple.friction.is_pyramid() ? impulse[1] - impulse[2] : impulse[1 + a];
+                Vec3<T> &axis = couple.first_axis() + a == 0 ? g.n : couple.first_axis() + a == 1 ? g.t1 : g.t2;
+                axis = axis + along * turn - adjoint.turning[2 * k + a] * spin;
+            }
+        }
+    }
+
+    // Gradient by the coefficient μ of a friction, whose cone has the height μγ.
+    static TD_INLINE T by_coefficient(const AdjointState<T, T> &adjoint, const ContactTable &friction, const T &gamma) {
+        return (friction.is_pyramid() ? -gamma : gamma) * adjoint.multiplier[friction.friction_impulse()];
     }
 };
 
