@@ -30,14 +30,15 @@ public:
         ways[num_bodies] = {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {1, {0, 0, 0}}, 0.0};  // the world
     }
 
-    // Whether the cores of a pair overlap after a step of h or on its way, and did not before: `pierced` of near_overlap.py. starts: of each
-    // pair, corners that were near.
+    // Whether the cores of a pair overlap after a step of h or on its way, and did not before: `pierced` of near_overlap.py. starts: corners
+    // of each pair that were near.
     bool pierces(const double *start, const double *end, double h, const NearStart *starts) {
         for (size_t i = 0; i + 1 < ways.size(); ++i) {
-            const double *a = start + state_size * i, *b = end + state_size * i;
-            const Vec3<double> turn = (0.5 * h) * load3(b + 10);
-            ways[i] = {load3(a), load3(b) - load3(a), turn, load4(a + 6), std::sqrt(dot(turn, turn))};
-            broad.moves[2 * i] = std::sqrt(dot(ways[i].move, ways[i].move)), broad.moves[2 * i + 1] = 2 * ways[i].length;
+            const double *state = start + state_size * i, *next_state = end + state_size * i;
+            const Vec3<double> turn = (0.5 * h) * load3(next_state + 10);
+            ways[i] = {load3(state), load3(next_state) - load3(state), turn, load4(state + 6), std::sqrt(dot(turn, turn))};
+            broad.moves[2 * i] = std::sqrt(dot(ways[i].move, ways[i].move));
+            broad.moves[2 * i + 1] = 2 * ways[i].length;
         }
         broad.place(start);
         bool result = false;
@@ -49,24 +50,25 @@ private:
     struct Way {
         Vec3<double> x, move, turn;
         Quat<double> q;
-        double length;  // of `turn`
+        double length;  // length of `turn`
     };
     const NearPairs &pairs;
     BroadPhase broad;
-    std::vector<Way> ways;  // of each body, and of the world
+    std::vector<Way> ways;  // motions of the bodies, and of the world
 
     bool pierces(const NearPairs::Pair &pair, NearStart near) const {
         const Way *const way[2] = {&ways[pair.body], &ways[pair.other]};
-        const Vec3<double> gone = way[0]->move - way[1]->move;
-        const double moved = 2 * (pair.extent[0] * way[0]->length + pair.extent[1] * way[1]->length) + std::sqrt(dot(gone, gone));
+        const Vec3<double> relative_move = way[0]->move - way[1]->move;
+        const double moved =
+            2 * (pair.extent[0] * way[0]->length + pair.extent[1] * way[1]->length) + std::sqrt(dot(relative_move, relative_move));
         const double margin = 0.5 * (pair.cores[0]->radius + pair.cores[1]->radius);
         Vec3<double> place[2];
         Mat3<double> R[2];
         const auto put = [&](double part) {
             for (int k = 0; k < 2; ++k) {
-                const Vec3<double> a = part * way[k]->turn;
+                const Vec3<double> half_turn = part * way[k]->turn;
                 place[k] = way[k]->x + part * way[k]->move;
-                R[k] = rotation_matrix(way[k]->q * Quat<double>{std::sqrt(std::max(0.0, 1.0 - dot(a, a))), a});
+                R[k] = rotation_matrix(way[k]->q * Quat<double>{std::sqrt(std::max(0.0, 1.0 - dot(half_turn, half_turn))), half_turn});
             }
         };
         put(1.0);
@@ -79,9 +81,9 @@ private:
             put(part);
             return are_apart(*pair.cores[0], *pair.cores[1], place, R, margin);
         };
-        const int looks = int(std::min(double(constant::near_terms::looks), std::ceil(std::max(1.0, 2 * moved / pair.thickness))));
-        for (int k = looks; k > 0; --k)
-            if (!are_apart_at(double(k) / looks)) return are_apart_at(0.0);
+        const int num_looks = int(std::min(double(constant::near_terms::looks), std::ceil(std::max(1.0, 2 * moved / pair.thickness))));
+        for (int k = num_looks; k > 0; --k)
+            if (!are_apart_at(double(k) / num_looks)) return are_apart_at(0.0);
         return false;
     }
 };

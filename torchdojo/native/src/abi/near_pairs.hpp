@@ -14,7 +14,7 @@ namespace torchdojo {
 struct NearPairs {
     struct Pair {
         int32_t body, other, contact;  // contact: the first one, as declared
-        int32_t first, count;          // of its slots
+        int32_t first, count;          // its first slot, and the count of its slots
         const Polytope *cores[2];
         double extent[2];  // radii of balls about the origins of the bodies that hold the shapes
         double thickness;  // the sum of both
@@ -25,9 +25,9 @@ struct NearPairs {
         double extent, thickness;
     };
     std::vector<Pair> pairs;    // in the order of their first contacts
-    std::vector<int32_t> term;  // of each slot: where its term stands among the parameters. Slots of a pair follow one another
-    std::vector<int32_t> place;  // of each slot: its number among the near contacts as declared
-    std::vector<Shape> shapes;  // of the pairs, each once
+    std::vector<int32_t> term;  // place of each slot's term among the parameters. Slots of a pair follow one another
+    std::vector<int32_t> place;  // number of each slot among the near contacts as declared
+    std::vector<Shape> shapes;  // shapes of the pairs, each once
     struct Run {
         int32_t pair, a, b, count;
     };
@@ -44,7 +44,7 @@ struct NearPairs {
         std::vector<std::vector<int>> members;
         for (size_t k = 0; k < slots.size(); ++k) {
             const PairTable &pair = m.pairs[slots[k]->pair];
-            const auto [at, fresh] = numbers.insert({{slots[k]->body, pair.other, pair.core_a, pair.core_b}, int(members.size())});
+            const auto [entry, fresh] = numbers.insert({{slots[k]->body, pair.other, pair.core_a, pair.core_b}, int(members.size())});
             if (fresh) {
                 members.emplace_back();
                 pairs.push_back({slots[k]->body,
@@ -56,11 +56,15 @@ struct NearPairs {
                                  {pair.cores[0]->extent + pair.cores[0]->radius, pair.cores[1]->extent + pair.cores[1]->radius},
                                  0.0});
             }
-            members[at->second].push_back(int(k));
+            members[entry->second].push_back(int(k));
         }
         for (size_t p = 0; p < pairs.size(); ++p) {
-            pairs[p].first = int32_t(term.size()), pairs[p].count = int32_t(members[p].size());
-            for (const int k : members[p]) term.push_back(m.pairs[slots[k]->pair].shape_a), place.push_back(k);
+            pairs[p].first = int32_t(term.size());
+            pairs[p].count = int32_t(members[p].size());
+            for (const int k : members[p]) {
+                term.push_back(m.pairs[slots[k]->pair].shape_a);
+                place.push_back(k);
+            }
             const int32_t a = number_of(pairs[p].body, pairs[p].cores[0], pairs[p].extent[0]);
             const int32_t b = number_of(pairs[p].other, pairs[p].cores[1], pairs[p].extent[1]);
             pairs[p].thickness = shapes[a].thickness + shapes[b].thickness;
@@ -79,17 +83,18 @@ private:
     }
 };
 
-// Which pairs may be near in a state: those whose balls meet. All pairs are looked at, several at a time.
+// Finds the pairs that may be near in a state: their balls meet. All pairs are looked at, several at a time.
 class BroadPhase {
 public:
     std::vector<Vec3<double>> x;  // poses of bodies; the world is the last one
     std::vector<Mat3<double>> R;
-    std::vector<double> moves;  // of each body in a step: how far it goes, and how far it turns
+    std::vector<double> moves;  // distance and angle of each body's motion in a step
 
     BroadPhase(const NearPairs &pairs, int bodies)
         : x(bodies + 1), R(bodies + 1), moves(2 * (bodies + 1)), pairs(pairs), stride(pairs.shapes.size() + pack_lanes), ball(4 * stride),
           meets(padded(pairs.pairs.size()) + pack_lanes) {
-        x[bodies] = {0, 0, 0}, R[bodies] = {{1, 0, 0, 0, 1, 0, 0, 0, 1}};
+        x[bodies] = {0, 0, 0};
+        R[bodies] = {{1, 0, 0, 0, 1, 0, 0, 0, 1}};
     }
 
     static size_t padded(size_t pairs) { return (pairs + 7) / 8 * 8; }
@@ -99,15 +104,19 @@ public:
         const int bodies = int(x.size()) - 1;
         for (int i = 0; i < bodies; ++i) {
             const Vec3<double> v = load3(state + state_size * i + 3), omega = load3(state + state_size * i + 10);
-            moves[2 * i] = h > 0 ? h * std::sqrt(dot(v, v)) : 0.0, moves[2 * i + 1] = h > 0 ? h * std::sqrt(dot(omega, omega)) : 0.0;
+            moves[2 * i] = h > 0 ? h * std::sqrt(dot(v, v)) : 0.0;
+            moves[2 * i + 1] = h > 0 ? h * std::sqrt(dot(omega, omega)) : 0.0;
         }
         place(state);
     }
 
-    // The same where bodies move by `moves`.
+    // Places balls that hold the shapes while bodies move by `moves`, and tests which of them meet.
     void place(const double *state) {
         const int bodies = int(x.size()) - 1;
-        for (int i = 0; i < bodies; ++i, state += state_size) x[i] = load3(state), R[i] = rotation_matrix(load4(state + 6));
+        for (int i = 0; i < bodies; ++i, state += state_size) {
+            x[i] = load3(state);
+            R[i] = rotation_matrix(load4(state + 6));
+        }
         // Crossings of edges may be beyond the ends of both of them.
         constexpr double margin = 0.5 * constant::near_terms::reach + constant::near_terms::ends;
         double *bx = ball.data(), *by = bx + stride, *bz = by + stride, *radius = bz + stride;
@@ -115,12 +124,14 @@ public:
             const NearPairs::Shape &shape = pairs.shapes[i];
             const Vec3<double> center = x[shape.body] + R[shape.body] * shape.core->center;
             const double *move = &moves[2 * shape.body];
-            bx[i] = center.x, by[i] = center.y, bz[i] = center.z;
+            bx[i] = center.x;
+            by[i] = center.y;
+            bz[i] = center.z;
             radius[i] = shape.core->size + shape.core->radius + move[0] + shape.extent * move[1] + margin;
         }
         for (const NearPairs::Run &run : pairs.runs) {
             const double ax = bx[run.a], ay = by[run.a], az = bz[run.a], ar = radius[run.a];
-            for (int32_t k = 0; k < run.count; k += pack_lanes) {  // lanes beyond the run are those of the next one, which come later
+            for (int32_t k = 0; k < run.count; k += pack_lanes) {  // lanes beyond the run belong to the next run, which comes later
                 const int32_t b = run.b + k;
                 const Pack dx = load(bx + b) - ax, dy = load(by + b) - ay, dz = load(bz + b) - az, r = load(radius + b) + ar;
                 const PackMask near = dx * dx + dy * dy + dz * dz <= r * r;  // false where numbers are not finite
@@ -131,7 +142,7 @@ public:
         std::fill(meets.begin() + int64_t(pairs.pairs.size()), meets.end(), 0);
     }
 
-    // Calls f(pair) for pairs that may be near, and for those that are marked, if any are.
+    // Calls f(pair) for pairs that may be near and for marked pairs. marked: null, if no pair is.
     template <class F>
     void each(const uint8_t *marked, F &&f) const {
         const size_t count = pairs.pairs.size();
@@ -151,7 +162,7 @@ private:
     const NearPairs &pairs;
     const size_t stride;
     std::vector<double> ball;    // centers and radii of shapes
-    std::vector<uint8_t> meets;  // of pairs: whether their balls meet
+    std::vector<uint8_t> meets;  // whether the balls of each pair meet
 
     static Pack load(const double *p) {
         Pack pack;

@@ -1,7 +1,7 @@
 // The numbers of environments as a part of their mechanism has them (slots.hpp), where it is known which slots have terms.
 //
-// Robots have thousands of slots, a few of which have terms. So nothing here passes through all of them, but for the first solution and
-// those that follow a failed one.
+// Robots have thousands of slots, a few of which have terms. So only the first solution, and solutions after a failed one, pass through all
+// slots.
 #pragma once
 
 #include "abi/handle.hpp"
@@ -10,28 +10,31 @@ namespace torchdojo {
 
 class NearRows {
 public:
-    std::vector<std::vector<int32_t>> filled;  // of each environment: ranks of its slots with terms
-    std::vector<int32_t> kept;                 // slots of each group in the part
+    std::vector<std::vector<int32_t>> filled;  // ranks of the slots with terms, for each environment
+    std::vector<int32_t> kept;  // slots of each group in the part
 
     NearRows(const Handle &handle, int64_t environments)
         : filled(environments), kept(handle.slots.num_groups()), slots(handle.slots), samples(handle.table.num_parameters),
           num_samples(handle.table.num_samples), written(environments), at_rest(environments) {}
 
-    // Chooses the part for the environments which[first], ..., and returns the first of those that need another one: as `SlotRows` does.
+    // Chooses the part for the environments which[first], ..., as `SlotRows` does. Returns the first index that needs another part.
     size_t choose(const std::vector<int64_t> &which, size_t first) {
         for (const int32_t g : used) kept[g] = 0;
         used.clear();
         int64_t total = 0, most = 0;
         size_t end = first;
         for (; end < which.size(); ++end) {
-            const std::vector<int32_t> &own = filled[which[end]];
+            const std::vector<int32_t> &ranks = filled[which[end]];
             int64_t wider = total;
             more.clear();
-            for (size_t k = 0, next; k < own.size(); k = next) {
-                const int32_t g = slots.group_of(own[k]);
-                for (next = k + 1; next < own.size() && slots.group_of(own[next]) == g;) ++next;
+            for (size_t k = 0, next; k < ranks.size(); k = next) {
+                const int32_t g = slots.group_of(ranks[k]);
+                for (next = k + 1; next < ranks.size() && slots.group_of(ranks[next]) == g;) ++next;
                 const int32_t room = slots.room(g, int32_t(next - k));
-                if (room > kept[g]) wider += room - kept[g], more.push_back({g, room});
+                if (room > kept[g]) {
+                    wider += room - kept[g];
+                    more.push_back({g, room});
+                }
             }
             if (end - first < size_t(pack_lanes)) most = wider + wider / 2 + 4;
             else if (wider > most) break;
@@ -51,18 +54,18 @@ public:
         const int32_t *next = filled[n].data(), *end = next + filled[n].size();
         for (const int32_t g : used) {
             const size_t until = order.size() + kept[g];
-            const int32_t *own = next;
+            const int32_t *first_rank = next;
             while (next != end && slots.group_of(*next) == g) order.push_back(*next++);
             for (int32_t rank = slots.first_of(g); order.size() < until; ++rank)
-                if (!std::binary_search(own, next, rank)) order.push_back(rank);
+                if (!std::binary_search(first_rank, next, rank)) order.push_back(rank);
         }
     }
 
     // Numbers of the environment that `arrange` took up, as the part has them.
     void gather(Slots::Vector v, const double *from, double *to) const {
-        each(v, [&](int32_t at, int32_t count) { to = std::copy_n(from + at, count, to); });
+        each(v, [&](int32_t start, int32_t count) { to = std::copy_n(from + start, count, to); });
     }
-    // The same of its parameters, with the terms of slots: put(rank, place of the term).
+    // The same for its parameters. Calls put(rank, place of the term) for each slot.
     template <class F>
     void gather_parameters(const double *from, double *to, F &&put) const {
         for (const Slots::Run &run : slots.rest(Slots::parameters)) to = std::copy_n(from + run.from, run.count, to);
@@ -101,11 +104,11 @@ public:
 private:
     const Slots &slots;
     const int32_t samples, num_samples;
-    std::vector<std::vector<int32_t>> written;  // of each environment: slots that are not at rest
-    std::vector<char> at_rest;                  // of each environment: whether all other slots are
-    std::vector<int32_t> used, order;           // groups of the part; ranks of the slots of an environment in it
+    std::vector<std::vector<int32_t>> written;  // slots that are not at rest, for each environment
+    std::vector<char> at_rest;  // whether all other slots are at rest, for each environment
+    std::vector<int32_t> used, order;  // groups of the part; ranks of the slots of an environment in it
     std::vector<std::pair<int32_t, int32_t>> more;
-    SlotAtRest values;  // of an empty slot
+    SlotAtRest values;  // values of an empty slot
 
     template <class F>
     void each(Slots::Vector v, F &&f) const {
@@ -116,7 +119,10 @@ private:
 
     // Empty slots of the part are left out.
     void put(Slots::Vector v, int64_t n, const double *from, double *to) const {
-        for (const Slots::Run &run : slots.rest(v)) std::copy_n(from, run.count, to + run.from), from += run.count;
+        for (const Slots::Run &run : slots.rest(v)) {
+            std::copy_n(from, run.count, to + run.from);
+            from += run.count;
+        }
         for (const int32_t rank : order) {
             const bool has_term = std::binary_search(filled[n].begin(), filled[n].end(), rank);
             for (const Slots::Run &run : slots.ranked(rank).in(v)) {
@@ -132,7 +138,8 @@ private:
         const auto fill = [&](const Slots::Run &run, const double *numbers) {
             for (int32_t k = 0; k < run.count; ++k) w[run.from + k] = scale * numbers[k];
         };
-        fill(slot.runs[0], values.impulse), fill(slot.runs[1], values.slack);
+        fill(slot.runs[0], values.impulse);
+        fill(slot.runs[1], values.slack);
     }
 };
 

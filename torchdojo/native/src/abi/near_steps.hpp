@@ -1,6 +1,6 @@
-// Steps of mechanisms whose bodies touch at near terms (torchdojo/engine/near_set.py, which says why), and their gradients.
+// Steps of mechanisms whose bodies touch at near terms (torchdojo/engine/near_set.py, which says why). near_gradients.hpp has their gradients.
 //
-// Each environment chooses the terms of its slots by itself. Those that are to be solved together are one call of the step. A step without
+// Each environment chooses the terms of its slots by itself. Environments that are solved together are one call of the step. A step without
 // a solution, or with another one than the motion, is taken in halves, each with terms of its own.
 #pragma once
 
@@ -15,85 +15,47 @@ public:
     NearSteps(Handle &handle, const Options &options, const TdRollout &r, const TdNearSteps &near, int64_t first, int64_t last)
         : handle(handle), m(handle.table), pairs(handle.near), options(whole_steps(options)), of_starts(options),
           halvings(options.max_halvings), r(r), near(near), first(first), count(last - first), width(m.num_parameters + m.num_samples),
-          states(state_size * m.num_bodies), found(size_t(count * pairs.size()), -1), chosen(found.size()), environments(count),
+          states(state_size * m.num_bodies), near_terms(size_t(count * pairs.size()), -1), chosen(near_terms.size()), environments(count),
           broad(pairs, m.num_bodies), starts(size_t(count) * pairs.pairs.size()), busy(size_t(count) * marks()), compact(handle, count),
           path(pairs, m.num_bodies), broken(count) {
         for (const NearPairs::Pair &pair : pairs.pairs) most = std::max(most, pair.count);
-        all.resize(most), terms.resize(3 * most), gaps.resize(most), ranks.resize(most), before.resize(most);
-        from.resize(count * states), z.resize(count * states), status.resize(count), iterations.resize(count), substeps.resize(count);
+        all.resize(most);
+        terms.resize(3 * most);
+        gaps.resize(most);
+        ranks.resize(most);
+        slots_before.resize(most);
+        from.resize(count * states);
+        z.resize(count * states);
+        status.resize(count);
+        iterations.resize(count);
+        substeps.resize(count);
     }
 
     void run() {
         if (r.w_steps > 1) w.resize(count * m.num_unknowns);
         for (int64_t n = 0; n < count; ++n) {
-            int64_t *known = &chosen[n * pairs.size()];
-            const double *given = near.known ? near.known + (first + n) * 3 * pairs.size() : nullptr;
-            for (int64_t k = 0; k < pairs.size(); ++k) known[k] = given ? key_of(given + 3 * pairs.place[k]) : -1;
+            int64_t *keys = &chosen[n * pairs.size()];
+            const double *start_terms = near.known ? near.known + (first + n) * 3 * pairs.size() : nullptr;
+            for (int64_t k = 0; k < pairs.size(); ++k) keys[k] = start_terms ? key_of(start_terms + 3 * pairs.place[k]) : -1;
             for (size_t k = 0; k < pairs.pairs.size(); ++k) mark(n, k);
             near.overflow[2 * (first + n)] = -1;
             find_broken(n);
-            environments[n].warm = environments[n].given = r.warm != nullptr;
+            environments[n].warm = environments[n].from_call = r.warm != nullptr;
         }
         for (int64_t t = 0; t < r.steps; ++t) step(t);
     }
 
     // Gradients through the steps, from the last to the first. The terms, states and solutions of all steps are kept.
-    void backward(double kappa, const TdGradient &g) {
-        const int64_t nu = m.num_inputs, ni = m.num_impulses, nw = m.num_unknowns, nb6 = 6 * m.num_bodies;
-        impulses.resize(count * ni), w.resize(count * nw);
-        again = true;
-        // Parameters of each environment, with the terms of its slots.
-        std::vector<double> rows(size_t(count * width));
-        for (int64_t n = 0; n < count; ++n) std::copy_n(row(n), width, &rows[n * width]);
-        std::vector<double> start(count * states), end(start.size()), along(start.size()), by_z(start.size()), by_u(count * nu),
-            by_wrench(g.grad_wrench ? count * nb6 : 0), by_impulses(g.grad_impulses ? count * ni : 0), inputs(r.u ? count * nu : 0);
-        if (g.grad_wrench) std::fill_n(g.grad_wrench + first * nb6, count * nb6, 0.0);
-        for (int64_t t = r.steps - 1; t >= 0; --t) {
-            for (int64_t n = 0; n < count; ++n) {
-                const int64_t at = first + n;
-                const double *kept = near.terms + (at * near.stored + t) * 3 * pairs.size();
-                for (int64_t k = 0; k < pairs.size(); ++k) {
-                    double *term = &rows[n * width + pairs.term[k]];
-                    std::copy_n(kept + 3 * pairs.place[k], 3, term);
-                    term[parameter::slot::fading] = 1.0;
-                }
-                std::copy_n(before_step(at, t), states, &start[n * states]);
-                std::copy_n(r.z + at * r.z_stride + t * states, states, &end[n * states]);
-                std::copy_n(r.w + (at * r.w_steps + t) * nw, nw, &w[n * nw]);
-                const int64_t place = at * r.steps + t;
-                // Halves follow below. In this call they count as steps that failed, whose gradients are zero.
-                status[n] = r.substeps[place] > 1 ? int64_t(max_iterations) : r.status[place];
-                iterations[n] = r.iterations[place], substeps[n] = 1;
-                if (r.u) std::copy_n(r.u + place * nu, nu, &inputs[n * nu]);
-                if (g.grad_impulses) std::copy_n(g.grad_impulses + place * ni, ni, &by_impulses[n * ni]);
-                const double *own = g.grad_z + at * g.grad_z_stride + t * states;
-                for (int64_t k = 0; k < states; ++k) along[n * states + k] = own[k] + (t + 1 < r.steps ? by_z[n * states + k] : 0.0);
-            }
-            TdRollout one = call(rows.data(), count, start.data(), r.u ? inputs.data() : nullptr);
-            if (r.wrench) one.wrench = r.wrench + first * nb6;
-            one.z = end.data();
-            TdGradient of = {};
-            of.grad_z = along.data(), of.grad_z_stride = states;
-            of.grad_impulses = g.grad_impulses ? by_impulses.data() : nullptr;
-            of.grad_z0 = by_z.data(), of.grad_u = g.grad_u ? by_u.data() : nullptr;
-            of.grad_wrench = g.grad_wrench ? by_wrench.data() : nullptr;
-            handle.backward(many, options, kappa, one, of, nullptr, 0, count);
-            for (int64_t n = 0; n < count; ++n)
-                if (r.substeps[(first + n) * r.steps + t] > 1) through_halves(n, t, kappa, along.data() + n * states, of);
-            for (int64_t n = 0; n < count && g.grad_u; ++n) std::copy_n(&by_u[n * nu], nu, g.grad_u + ((first + n) * r.steps + t) * nu);
-            for (size_t k = 0; k < by_wrench.size(); ++k) g.grad_wrench[first * nb6 + k] += by_wrench[k];
-        }
-        std::copy_n(by_z.data(), by_z.size(), g.grad_z0 + first * states);
-    }
+    void backward(double kappa, const TdGradient &g);  // near_gradients.hpp
 
 private:
     static constexpr int passes = constant::near_terms::passes;
     static constexpr int64_t base = int64_t(1) << 20;  // more than a shape has features
 
     struct Environment {
-        bool warm, cold, fresh, restarted, bad, sound, overflows, given;  // given: its start is that of the call
-        int64_t made, most;  // iterations of all solves of the step, and how many begin no other one
-        double timestep;     // of the step, or of a part of it
+        bool warm, cold, fresh, restarted, bad, sound, overflows, from_call;  // from_call: the call gives its start
+        int64_t made, most;  // iterations of all solves of the step, and the number after which no other solve begins
+        double timestep;  // timestep of the step, or of a part of it
     };
     // A shorter step in place of a whole one: states before and after it, its solution, and its parameters with terms.
     struct Part {
@@ -107,54 +69,56 @@ private:
     const TdRollout &r;
     const TdNearSteps &near;
     const int64_t first, count, width, states;
-    std::vector<int64_t> all, found, chosen;  // terms as numbers (`key`): of a pair; those near at the start, and those of the slots
+    std::vector<int64_t> all, near_terms,
+        chosen;  // terms as numbers (`key`). all: terms of one pair. near_terms: near ones at the start. chosen: terms in slots
     std::vector<Environment> environments;
-    const bool many = r.environments > 1;  // lanes for all solves, also of one: bits do not depend on the others of a block
+    const bool many = r.environments > 1;  // all solves are in lanes, also of one environment: bits do not depend on the others of a block
     BroadPhase broad;
     NearSearch near_search;
-    std::vector<NearStart> starts;  // of each environment and pair
-    std::vector<uint8_t> busy;  // of each environment and pair: whether it has terms, near ones or in slots
+    std::vector<NearStart> starts;  // starts of searches, for each environment and pair
+    std::vector<uint8_t> busy;  // whether there are terms, near ones or in slots, for each environment and pair
     NearRows compact;
     PathCheck path;
-    std::vector<std::vector<int64_t>> broken;  // of each environment: slots with numbers that are not finite
+    std::vector<std::vector<int64_t>> broken;  // slots with numbers that are not finite, for each environment
     std::vector<double> from;  // the states before the step, or before a part of it
     std::vector<double> z, impulses, w, terms, gaps;
     bool again = false;  // whether steps are taken once more, for their gradients
-    std::vector<int64_t> status, iterations, substeps, active, cold, before, near_after;
+    std::vector<int64_t> status, iterations, substeps, active, cold, slots_before, near_after;
     std::vector<int32_t> ranks;
     int32_t most = 1;
-    // of some of the environments, which a call takes
+    // rows of the environments that one call takes
     std::vector<double> some_rows, some_z, some_u, some_wrench, some_warm, out_z, out_impulses, out_w;
     std::vector<int64_t> out_counts;
 
-    // The parameters of an environment as they were given. Terms, fading and timestep are of now, and stand elsewhere.
+    // The parameters of an environment as the call has them. The present terms, fading and timestep stand elsewhere.
     const double *row(int64_t n) const { return r.parameters + (first + n) * r.parameter_stride; }
     // The last solution of an environment, in the memory of the results where these have one, and impulses of a step.
     double *w_of(int64_t n) { return again || r.w_steps > 1 ? &w[n * m.num_unknowns] : r.w + (first + n) * m.num_unknowns; }
     double *impulses_of(int64_t n, int64_t t) {
         return again ? &impulses[n * m.num_impulses] : r.impulses + ((first + n) * r.steps + t) * m.num_impulses;
     }
-    const double *before_step(int64_t at, int64_t t) const {
-        return t ? r.z + at * r.z_stride + (t - 1) * states : r.z0 + at * r.z0_stride;
+    const double *before_step(int64_t in_call, int64_t t) const {
+        return t ? r.z + in_call * r.z_stride + (t - 1) * states : r.z0 + in_call * r.z0_stride;
     }
     static int64_t key(double kind, double i, double j) { return kind < 0 ? -1 : (int64_t(kind) * base + int64_t(i)) * base + int64_t(j); }
     static int64_t key_of(const double *term) { return key(term[0], term[1], term[2]); }
     static int kind_of(int64_t key) { return key < 0 ? -1 : int(key / (base * base)); }
     static void put_term(int64_t key, double *to) {
         to[0] = double(kind_of(key));
-        to[1] = key < 0 ? 0.0 : double(key / base % base), to[2] = key < 0 ? 0.0 : double(key % base);
+        to[1] = key < 0 ? 0.0 : double(key / base % base);
+        to[2] = key < 0 ? 0.0 : double(key % base);
     }
     size_t marks() const { return BroadPhase::padded(pairs.pairs.size()); }
     // Marks a pair with terms, near ones or in slots.
     void mark(int64_t n, int64_t pair) {
         const int64_t from = n * pairs.size() + pairs.pairs[pair].first, to = from + pairs.pairs[pair].count;
         const bool empty = std::all_of(&chosen[from], chosen.data() + to, [](int64_t key) { return key < 0; });
-        busy[n * marks() + pair] = found[from] >= 0 || !empty;
+        busy[n * marks() + pair] = near_terms[from] >= 0 || !empty;
     }
     static bool has(const int64_t *keys, int64_t size, int64_t key) { return std::find(keys, keys + size, key) != keys + size; }
 
     // Solves take whole steps, since halves have terms of their own. Halves come before continuation, which holds on to the terms. Solves
-    // that only give a start to others may split: where they might not, 19 of 161 steps of a stack were taken in halves.
+    // that only give others a start may split: without that, 19 of 161 steps of a stack were taken in halves.
     static Options whole_steps(Options options) {
         options.max_halvings = 0;
         options.give_up = true;
@@ -176,20 +140,23 @@ private:
     }
 
     void allow(int64_t n) {
-        environments[n].made = 0, environments[n].most = passes * options.max_total_iterations;
+        environments[n].made = 0;
+        environments[n].most = passes * options.max_total_iterations;
         environments[n].timestep = row(n)[parameter::timestep];
     }
 
     // Steps of the environments that are active, from their states in `from`, with the timestep of their parameters.
     void attempt(int64_t t) {
         for (const int64_t n : active) {
-            Environment &e = environments[n];
-            e.cold = e.fresh = !e.warm, e.restarted = e.overflows = false, e.bad = true;
-            int64_t *own = &found[n * pairs.size()], *slots = &chosen[n * pairs.size()];
+            Environment &environment = environments[n];
+            environment.cold = environment.fresh = !environment.warm;
+            environment.restarted = environment.overflows = false;
+            environment.bad = true;
+            int64_t *near_keys = &near_terms[n * pairs.size()], *slots = &chosen[n * pairs.size()];
             search(n, &from[n * states], true, [&](const NearPairs::Pair &pair, int64_t terms_found) {
-                int64_t *to = own + pair.first;
+                int64_t *to = near_keys + pair.first;
                 take(pair, terms_found, to);
-                begin(pair, to, slots + pair.first, e.cold);
+                begin(pair, to, slots + pair.first, environment.cold);
                 mark(n, &pair - pairs.pairs.data());
             });
         }
@@ -202,10 +169,10 @@ private:
             for (const int64_t n : cold)
                 if (status[n] == success) drop_far(n);
             solve(active, t, 1.0, true);
-            size_t left = 0;
+            size_t num_active = 0;
             for (const int64_t n : active)
-                if (goes_on(n, t) && environments[n].made < environments[n].most) active[left++] = n;
-            active.resize(left);
+                if (goes_on(n, t) && environments[n].made < environments[n].most) active[num_active++] = n;
+            active.resize(num_active);
         }
     }
 
@@ -224,37 +191,38 @@ private:
         }
     }
 
-    // Two steps of half the length in place of one, and so on. Those that succeed are put into `parts`, if wanted.
+    // Two steps of half the length in place of one, and so on. Steps that succeed are put into `parts`, if wanted.
     bool halve(int64_t n, int64_t t, int64_t depth, std::vector<Part> *parts) {
-        Environment &e = environments[n];
-        if (depth == halvings || e.overflows || (depth && e.made >= e.most)) return false;
-        if (!depth) e.most = e.made + constant::near_terms::halves * options.max_total_iterations;
+        Environment &environment = environments[n];
+        if (depth == halvings || environment.overflows || (depth && environment.made >= environment.most)) return false;
+        if (!depth) environment.most = environment.made + constant::near_terms::halves * options.max_total_iterations;
         const std::vector<double> start(&from[n * states], &from[n * states] + states);
         std::vector<double> sum(m.num_impulses);
-        const double whole = e.timestep;
-        e.timestep = 0.5 * whole;
+        const double whole = environment.timestep;
+        environment.timestep = 0.5 * whole;
         std::fill_n(&chosen[n * pairs.size()], pairs.size(), -1);
-        e.warm = false;
+        environment.warm = false;
         bool solved = true;
-        int64_t taken = 0;
-        for (int which = 0; which < 2 && solved; ++which) {
+        int64_t num_steps = 0;
+        for (int half = 0; half < 2 && solved; ++half) {
             active.assign(1, n);
             attempt(t);
-            if (!e.bad && parts) {
+            if (!environment.bad && parts) {
                 const auto copy = [](const double *p, int64_t size) { return std::vector<double>(p, p + size); };
                 parts->push_back(
                     {copy(&from[n * states], states), copy(&z[n * states], states), copy(w_of(n), m.num_unknowns), row_with_terms(n)});
             }
-            solved = !e.bad || halve(n, t, depth + 1, parts);
-            taken += substeps[n];
+            solved = !environment.bad || halve(n, t, depth + 1, parts);
+            num_steps += substeps[n];
             for (int64_t k = 0; k < m.num_impulses; ++k) sum[k] += impulses_of(n, t)[k];
             std::copy_n(&z[n * states], states, &from[n * states]);
-            e.warm = true;
+            environment.warm = true;
         }
-        e.timestep = whole;
+        environment.timestep = whole;
         std::copy(start.begin(), start.end(), &from[n * states]);
         std::copy(sum.begin(), sum.end(), impulses_of(n, t));
-        substeps[n] = solved ? taken : 1, e.bad = !solved;
+        substeps[n] = solved ? num_steps : 1;
+        environment.bad = !solved;
         return solved;
     }
 
@@ -270,53 +238,26 @@ private:
     }
 
     // Gradients of an environment through the parts of its step, which are solved again, to the same bits.
-    void through_halves(int64_t n, int64_t t, double kappa, const double *along, const TdGradient &of) {
-        const int64_t at = first + n, nu = m.num_inputs, ni = m.num_impulses, nb6 = 6 * m.num_bodies;
-        std::copy_n(before_step(at, t), states, &from[n * states]);
-        allow(n), environments[n].overflows = false;
-        compact.forget(n);
-        std::vector<Part> parts;
-        double *by_z = of.grad_z0 + n * states, *by_u = of.grad_u ? of.grad_u + n * nu : nullptr;
-        double *by_wrench = of.grad_wrench ? of.grad_wrench + n * nb6 : nullptr;
-        if (!halve(n, t, 0, &parts)) return;
-        std::vector<double> carried(along, along + states), own_u(nu), own_wrench(nb6), before(states);
-        int64_t counts[] = {success, 0, 1};
-        for (size_t k = parts.size(); k-- > 0;) {
-            const Part &part = parts[k];
-            TdRollout one = call(part.row.data(), 1, part.start.data(), r.u ? r.u + (at * r.steps + t) * nu : nullptr);
-            if (r.wrench) one.wrench = r.wrench + at * nb6;
-            one.z = const_cast<double *>(part.end.data()), one.w = const_cast<double *>(part.w.data());
-            one.status = &counts[0], one.iterations = &counts[1], one.substeps = &counts[2];
-            TdGradient own = {};
-            own.grad_z = carried.data(), own.grad_z_stride = states;
-            own.grad_impulses = of.grad_impulses ? of.grad_impulses + n * ni : nullptr;
-            own.grad_z0 = before.data(), own.grad_u = by_u ? own_u.data() : nullptr;
-            own.grad_wrench = by_wrench ? own_wrench.data() : nullptr;
-            handle.backward(false, options, kappa, one, own, nullptr, 0, 1);
-            carried = before;
-            for (int64_t i = 0; by_u && i < nu; ++i) by_u[i] += own_u[i];
-            for (int64_t i = 0; by_wrench && i < nb6; ++i) by_wrench[i] += own_wrench[i];
-        }
-        std::copy(carried.begin(), carried.end(), by_z);
-    }
+    void through_halves(int64_t n, int64_t t, double kappa, const double *along, const TdGradient &gradient);  // near_gradients.hpp
 
     // Whether the solution of an environment is not the end of its step.
     bool goes_on(int64_t n, int64_t t) {
-        Environment &e = environments[n];
+        Environment &environment = environments[n];
         const double *start = &from[n * states];
-        int64_t *own = &chosen[n * pairs.size()];
+        int64_t *slots = &chosen[n * pairs.size()];
         const bool free = is_free(first + n, t);
-        const double most_after = (free ? 1.0 : 100.0) * most_energy(m, row(n), start, e.timestep, options.depenetration_speed);
-        e.sound = !(kinetic_energy(m, row(n), &z[n * states]) > most_after);
+        const double most_after = (free ? 1.0 : 100.0) * most_energy(m, row(n), start, environment.timestep, options.depenetration_speed);
+        environment.sound = !(kinetic_energy(m, row(n), &z[n * states]) > most_after);
         const bool solved = status[n] == success,
-                   pierced = solved && e.sound && path.pierces(start, &z[n * states], e.timestep, &starts[n * pairs.pairs.size()]);
-        if ((!solved || !e.sound || pierced) && !(e.cold && e.fresh)) {
+                   pierced = solved && environment.sound &&
+                             path.pierces(start, &z[n * states], environment.timestep, &starts[n * pairs.pairs.size()]);
+        if ((!solved || !environment.sound || pierced) && !(environment.cold && environment.fresh)) {
             // The start led astray: once more without it, and without the terms that were near before. Terms that a pass has added since
             // such a restart stay.
-            if (!e.restarted)
+            if (!environment.restarted)
                 for (const NearPairs::Pair &pair : pairs.pairs)
-                    merge(pair.count, &found[n * pairs.size() + pair.first], own + pair.first, false);
-            e.cold = e.fresh = e.restarted = true;
+                    merge(pair.count, &near_terms[n * pairs.size() + pair.first], slots + pair.first, false);
+            environment.cold = environment.fresh = environment.restarted = true;
             return true;
         }
         bool lacks = false, overflows = false;
@@ -324,41 +265,51 @@ private:
             if (!terms_found) return;
             if (terms_found > pair.count) {
                 overflows = true;
-                near.overflow[2 * (first + n)] = pair.contact, near.overflow[2 * (first + n) + 1] = terms_found;
+                near.overflow[2 * (first + n)] = pair.contact;
+                near.overflow[2 * (first + n) + 1] = terms_found;
             }
             int64_t *to = all.data();
             take(pair, terms_found, to);
             bool lacking = false;
-            for (int32_t k = 0; k < pair.count && to[k] >= 0; ++k) lacking |= !has(own + pair.first, pair.count, to[k]);
-            if (lacking && solved) merge(pair.count, to, own + pair.first, true), mark(n, &pair - pairs.pairs.data()), lacks = true;
+            for (int32_t k = 0; k < pair.count && to[k] >= 0; ++k) lacking |= !has(slots + pair.first, pair.count, to[k]);
+            if (lacking && solved) {
+                merge(pair.count, to, slots + pair.first, true);
+                mark(n, &pair - pairs.pairs.data());
+                lacks = true;
+            }
         });
-        e.bad = !solved || lacks || overflows || pierced || (!e.sound && free);
-        e.overflows = overflows;
+        environment.bad = !solved || lacks || overflows || pierced || (!environment.sound && free);
+        environment.overflows = overflows;
         if (!lacks || overflows) return false;
-        e.cold = false;
+        environment.cold = false;
         return true;
     }
 
     void store(int64_t n, int64_t t) {
-        const int64_t at = first + n, place = at * r.steps + t, nw = m.num_unknowns;
-        Environment &e = environments[n];
-        if (e.bad) {
-            std::copy_n(before_step(at, t), states, &z[n * states]);
+        const int64_t in_call = first + n, place = in_call * r.steps + t, nw = m.num_unknowns;
+        Environment &environment = environments[n];
+        if (environment.bad) {
+            std::copy_n(before_step(in_call, t), states, &z[n * states]);
             std::fill_n(impulses_of(n, t), m.num_impulses, 0.0);
             status[n] = std::max<int64_t>(status[n], max_iterations);
         }
-        std::copy_n(&z[n * states], states, r.z + at * r.z_stride + t * states);
-        if (r.w_steps > 1) std::copy_n(w_of(n), nw, r.w + (at * r.w_steps + t) * nw);
-        r.status[place] = status[n], r.iterations[place] = e.made, r.substeps[place] = substeps[n];
-        e.warm = true;
+        std::copy_n(&z[n * states], states, r.z + in_call * r.z_stride + t * states);
+        if (r.w_steps > 1) std::copy_n(w_of(n), nw, r.w + (in_call * r.w_steps + t) * nw);
+        r.status[place] = status[n];
+        r.iterations[place] = environment.made;
+        r.substeps[place] = substeps[n];
+        environment.warm = true;
         if (near.stored == 1 && t + 1 < r.steps) return;
-        double *to = near.terms + (at * near.stored + (near.stored > 1 ? t : 0)) * 3 * pairs.size();
+        double *to = near.terms + (in_call * near.stored + (near.stored > 1 ? t : 0)) * 3 * pairs.size();
         for (int64_t k = 0; k < pairs.size(); ++k) put_term(chosen[n * pairs.size() + k], to + 3 * pairs.place[k]);
     }
 
     // Slots with numbers that are not finite count as slots with terms.
     void find_broken(int64_t n) {
-        if (n && !r.parameter_stride) return void(broken[n] = broken[0]);
+        if (n && !r.parameter_stride) {
+            broken[n] = broken[0];
+            return;
+        }
         if (all_finite(row(n), width)) return;
         for (int64_t k = 0; k < pairs.size(); ++k)
             if (handle.slots.is_broken(row(n), handle.slots.ranked(handle.ranks[k]))) broken[n].push_back(k);
@@ -367,16 +318,16 @@ private:
     // The slots of an environment that have terms.
     void list(int64_t n) {
         std::vector<int32_t> &ranks = compact.filled[n];
-        const int64_t *own = &chosen[n * pairs.size()];
+        const int64_t *keys = &chosen[n * pairs.size()];
         ranks.clear();
         for (size_t p = 0; p < pairs.pairs.size(); ++p) {
             if (!busy[n * marks() + p]) continue;
             const NearPairs::Pair &pair = pairs.pairs[p];
             for (int32_t k = pair.first; k < pair.first + pair.count; ++k)
-                if (own[k] >= 0) ranks.push_back(handle.ranks[k]);
+                if (keys[k] >= 0) ranks.push_back(handle.ranks[k]);
         }
         for (const int64_t k : broken[n])
-            if (own[k] < 0) ranks.push_back(handle.ranks[k]);
+            if (keys[k] < 0) ranks.push_back(handle.ranks[k]);
         std::sort(ranks.begin(), ranks.end());
     }
 
@@ -392,40 +343,53 @@ private:
     // Solves environments that share a part of the mechanism.
     void solve_together(const int64_t *which, int64_t size, int64_t t, double fading, bool from_warm) {
         const std::shared_ptr<Handle> part = handle.part(compact.kept);
-        const int64_t nu = m.num_inputs, nb6 = 6 * m.num_bodies, own_ni = part->table.num_impulses, own_nw = part->table.num_unknowns;
-        const int64_t own_width = part->table.num_parameters + part->table.num_samples;
-        some_rows.resize(size * own_width), some_warm.resize(size * own_nw), out_w.resize(size * own_nw);
-        some_z.resize(size * states), some_u.resize(size * nu), some_wrench.resize(size * nb6);
-        out_z.resize(size * states), out_impulses.resize(size * own_ni), out_counts.resize(3 * size);
+        const int64_t nu = m.num_inputs, nb6 = 6 * m.num_bodies, part_ni = part->table.num_impulses, part_nw = part->table.num_unknowns;
+        const int64_t part_width = part->table.num_parameters + part->table.num_samples;
+        some_rows.resize(size * part_width);
+        some_warm.resize(size * part_nw);
+        out_w.resize(size * part_nw);
+        some_z.resize(size * states);
+        some_u.resize(size * nu);
+        some_wrench.resize(size * nb6);
+        out_z.resize(size * states);
+        out_impulses.resize(size * part_ni);
+        out_counts.resize(3 * size);
         for (int64_t i = 0; i < size; ++i) {
-            const int64_t n = which[i], at = first + n;
+            const int64_t n = which[i], in_call = first + n;
             compact.arrange(n);
-            compact.gather_parameters(row(n), &some_rows[i * own_width], [&](int32_t rank, double *term) {
+            compact.gather_parameters(row(n), &some_rows[i * part_width], [&](int32_t rank, double *term) {
                 put_term(chosen[n * pairs.size() + handle.near_of[rank]], term);
                 term[parameter::slot::fading] = fading;
             });
-            some_rows[i * own_width + parameter::timestep] = environments[n].timestep;
+            some_rows[i * part_width + parameter::timestep] = environments[n].timestep;
             std::copy_n(&from[n * states], states, &some_z[i * states]);
-            if (r.u) std::copy_n(r.u + (at * r.steps + t) * nu, nu, some_u.data() + i * nu);
-            if (r.wrench) std::copy_n(r.wrench + at * nb6, nb6, &some_wrench[i * nb6]);
+            if (r.u) std::copy_n(r.u + (in_call * r.steps + t) * nu, nu, some_u.data() + i * nu);
+            if (r.wrench) std::copy_n(r.wrench + in_call * nb6, nb6, &some_wrench[i * nb6]);
             if (from_warm)
-                compact.gather(Slots::unknowns, environments[n].given ? r.warm + at * m.num_unknowns : w_of(n), &some_warm[i * own_nw]);
+                compact.gather(Slots::unknowns, environments[n].from_call ? r.warm + in_call * m.num_unknowns : w_of(n),
+                               &some_warm[i * part_nw]);
         }
         TdRollout one = call(some_rows.data(), size, some_z.data(), r.u ? some_u.data() : nullptr);
-        one.parameter_stride = own_width;
+        one.parameter_stride = part_width;
         if (r.wrench) one.wrench = some_wrench.data();
         if (from_warm) one.warm = some_warm.data();
-        one.z = out_z.data(), one.impulses = out_impulses.data(), one.w = out_w.data();
-        one.status = &out_counts[0], one.iterations = &out_counts[size], one.substeps = &out_counts[2 * size];
+        one.z = out_z.data();
+        one.impulses = out_impulses.data();
+        one.w = out_w.data();
+        one.status = &out_counts[0];
+        one.iterations = &out_counts[size];
+        one.substeps = &out_counts[2 * size];
         part->forward(many, fading > 0 ? options : of_starts, one, 0, size);
         for (int64_t i = 0; i < size; ++i) {
             const int64_t n = which[i];
             std::copy_n(&out_z[i * states], states, &z[n * states]);
-            status[n] = out_counts[i], iterations[n] = out_counts[size + i], substeps[n] = out_counts[2 * size + i];
+            status[n] = out_counts[i];
+            iterations[n] = out_counts[size + i];
+            substeps[n] = out_counts[2 * size + i];
             compact.arrange(n);
-            compact.scatter(n, row(n), options.kappa, status[n] == success, &out_w[i * own_nw], out_impulses.data() + i * own_ni, w_of(n),
+            compact.scatter(n, row(n), options.kappa, status[n] == success, &out_w[i * part_nw], out_impulses.data() + i * part_ni, w_of(n),
                             impulses_of(n, t));
-            environments[n].given = false;
+            environments[n].from_call = false;
             environments[n].made += iterations[n];
         }
     }
@@ -433,16 +397,23 @@ private:
     // A call of one step, with the solutions and counts of all environments.
     TdRollout call(const double *parameters, int64_t size, const double *start, const double *u) {
         TdRollout one = {};
-        one.environments = size, one.steps = one.repeat = one.every = one.w_steps = 1;
-        one.parameters = parameters, one.parameter_stride = width;
-        one.z0 = start, one.z0_stride = one.z_stride = states, one.u = u;
-        one.w = w.data(), one.impulses = impulses.data();
-        one.status = status.data(), one.iterations = iterations.data(), one.substeps = substeps.data();
+        one.environments = size;
+        one.steps = one.repeat = one.every = one.w_steps = 1;
+        one.parameters = parameters;
+        one.parameter_stride = width;
+        one.z0 = start;
+        one.z0_stride = one.z_stride = states;
+        one.u = u;
+        one.w = w.data();
+        one.impulses = impulses.data();
+        one.status = status.data();
+        one.iterations = iterations.data();
+        one.substeps = substeps.data();
         return one;
     }
 
-    // Calls f(pair, how many terms are near, the nearest of which are in `terms`) for pairs that have some, and at the start of a step for
-    // those that had some. travels: within what a step may close, at its start.
+    // Calls f(pair, number of near terms, the nearest of which are in `terms`) for pairs that have some, and at the start of a step for pairs
+    // that had some. travels: at the start of a step, the reach grows by the distance that the step may close.
     template <class F>
     void search(int64_t n, const double *state, bool travels, F &&f) {
         const double h = travels ? environments[n].timestep : 0.0;
@@ -480,26 +451,26 @@ private:
         if (changes) merge(pair.count, found_now, slots, false);
     }
 
-    // Puts the terms found into slots, those that had them before if any: `merge` of near_slots.py.
+    // Puts the terms of a search into slots. A slot that has such a term keeps it: `merge` of near_slots.py.
     void merge(int32_t size, const int64_t *found_now, int64_t *slots, bool keep) {
-        std::copy_n(slots, size, before.data());
-        int32_t *order = ranks.data(), end = 0;  // slots, empty ones first, then those of other terms
+        std::copy_n(slots, size, slots_before.data());
+        int32_t *order = ranks.data(), end = 0;  // slots, empty ones first, then slots with other terms
         for (int32_t k = 0; k < size; ++k)
-            if (before[k] < 0) order[end++] = k;
+            if (slots_before[k] < 0) order[end++] = k;
         for (int32_t k = 0; k < size; ++k)
-            if (before[k] >= 0 && !has(found_now, size, before[k])) {
+            if (slots_before[k] >= 0 && !has(found_now, size, slots_before[k])) {
                 order[end++] = k;
                 if (!keep) slots[k] = -1;
             }
         int32_t next = 0;
         for (int32_t k = 0; k < size && next < end; ++k)
-            if (found_now[k] >= 0 && !has(before.data(), size, found_now[k])) slots[order[next++]] = found_now[k];
+            if (found_now[k] >= 0 && !has(slots_before.data(), size, found_now[k])) slots[order[next++]] = found_now[k];
     }
 
     // Whether gravity alone gives bodies energy.
-    bool is_free(int64_t at, int64_t t) const {
+    bool is_free(int64_t in_call, int64_t t) const {
         if (!near.free || r.wrench) return false;
-        const double *u = r.u + (at * r.steps + t) * m.num_inputs;
+        const double *u = r.u + (in_call * r.steps + t) * m.num_inputs;
         return !r.u || std::all_of(u, u + m.num_inputs, [](double x) { return x == 0.0; });
     }
 };

@@ -14,8 +14,8 @@ public:
     int64_t last;
     std::vector<int32_t> kept;  // slots of each group in the part: room for the most terms of any environment
 
-    // Takes environments from `first` on that fill the lanes, and those behind them for which a part that is not much larger is enough: a
-    // new part costs as much as some steps.
+    // Takes environments from `first` on that fill the lanes, and further ones while a part that is not much larger is enough: a new part
+    // costs as much as some steps.
     SlotRows(const MechanismTable &m, const Slots &slots, const TdRollout &r, int64_t first, int64_t end)
         : first(first), last(first), kept(slots.num_groups()), table(m), slots(slots), whole(r) {
         const int groups = slots.num_groups();
@@ -118,7 +118,7 @@ public:
         }
     }
 
-    // Writes solutions and impulses, those of empty slots at rest. A failed step has zeros.
+    // Writes solutions and impulses. Empty slots are at rest. A failed step has zeros.
     void scatter(double kappa) const {
         const int64_t periods = whole.steps / whole.repeat, stored = whole.steps / whole.every;
         const int64_t nw = table.num_unknowns, ni = table.num_impulses;
@@ -148,7 +148,7 @@ public:
         }
     }
 
-    // Puts rows of the part, `steps` of each environment, into those of the whole, from its first environment on.
+    // Puts rows of the part, `steps` of each environment, into rows of the whole, from its first environment on.
     void put(Slots::Vector v, int64_t steps, const double *from, double *to) const {
         const int64_t from_size = width(v), to_size = full(v);
         for (int64_t n = 0; n < size(); ++n)
@@ -164,7 +164,7 @@ private:
     TdRollout part_rollout;
     TdLaw law;
     TdImpacts impacts;
-    std::vector<int32_t> order, counts;  // of each environment: see Slots::sort
+    std::vector<int32_t> order, counts;  // for each environment: see Slots::sort
     std::vector<double> parameters, warm, w, impulses, grad_impulses, sum;
 
     const int32_t *order_of(int64_t n) const { return &order[whole.parameter_stride ? size_t(n) * slots.size() : 0]; }

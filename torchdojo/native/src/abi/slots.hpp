@@ -119,7 +119,7 @@ public:
         return std::min(int32_t(groups[group].size()), room);
     }
 
-    // The slots of an environment, those with terms first in each group, and how many of each group have terms.
+    // The slots of an environment, in each group first the slots with terms, and the count of these in each group.
     void sort(const double *p, int32_t *order, int32_t *count) const {
         for (const std::vector<int32_t> &group : groups) {
             int32_t *empty = order + group.size();
@@ -143,9 +143,11 @@ public:
             to += run.count;
         };
         for (const Run &run : others[v]) put(run);
-        for (size_t g = 0; g < groups.size(); order += groups[g++].size())
+        for (size_t g = 0; g < groups.size(); ++g) {
             for (int32_t k = 0; k < kept[g]; ++k)
                 for (const Run &run : slots[order[k]].in(v)) put(run);
+            order += groups[g].size();
+        }
         if (v == parameters && whole.num_samples) put({whole.num_parameters, whole.num_samples});
     }
 
@@ -172,7 +174,7 @@ private:
     std::vector<int32_t> by_rank, group_by_rank, first;  // slot and group of each rank; first rank of each group
     std::vector<Run> others[3];  // numbers that belong to no slot
 
-    // Which couples a contact has: 1, torsional; 2, rolling.
+    // The couples of a contact, as a sum: 1, torsional; 2, rolling.
     static int32_t couples_of(const MechanismTable &m, const ContactTable &contact) {
         int32_t kinds = 0;
         for (int k = 0; k < contact.num_couples; ++k) kinds |= m.couples[contact.first_couple + k].friction.is_pyramid() ? 1 : 2;
@@ -201,11 +203,11 @@ private:
     }
 };
 
-// Impulses and slacks of a slot without a term: those at rest where the gap of such a slot is, on the path. Nothing moves them, and a term
-// that comes into the slot starts from there.
+// Impulses and slacks of a slot without a term, which are at rest on the path at the gap of such a slot. Nothing moves them, and a term that
+// comes into the slot starts from there.
 class SlotAtRest {
 public:
-    static constexpr int most = 10;  // of a contact with torsional and rolling friction
+    static constexpr int most = 10;  // size of a contact with torsional and rolling friction
     double impulse[most], slack[most];
 
     // p: the parameters of the environment. Slots that follow one another mostly have the same friction.
@@ -215,11 +217,11 @@ public:
         constexpr double gap = 2.0 * constant::near_terms::reach;
         impulse[0] = kappa / gap;
         slack[0] = gap;
-        const auto start = [&](const ContactTable &own, double coefficient) {
-            const int first = own.friction_impulse() - contact.impulse;
+        const auto start = [&](const ContactTable &member, double coefficient) {
+            const int offset = member.friction_impulse() - contact.impulse;
             const double height = coefficient * impulse[0];
-            if (own.is_pyramid()) Pyramid<double>{own}.start(height, 0.0, 0.0, kappa, impulse + first, slack + first);
-            else Disc<double>::start(height, 0.0, 0.0, kappa, impulse + first, slack + first);
+            if (member.is_pyramid()) Pyramid<double>{member}.start(height, 0.0, 0.0, kappa, impulse + offset, slack + offset);
+            else Disc<double>::start(height, 0.0, 0.0, kappa, impulse + offset, slack + offset);
         };
         start(contact, mu);
         for (int k = 0; k < contact.num_couples; ++k) {
@@ -306,7 +308,10 @@ inline void move_elements(Tables &m, const std::vector<int32_t> &w, const std::v
 // Moves the blocks of the matrix, and returns the schedule of the part.
 inline std::vector<int32_t> move_blocks(Tables &m, const MechanismTable &whole) {
     std::vector<char> present(whole.schedule.num_values);
-    const auto mark = [&](auto... offsets) { ((offsets < 0 ? void() : void(present[offsets] = 1)), ...); };
+    const auto mark = [&](auto... offsets) {
+        for (const int32_t offset : {offsets...})
+            if (offset >= 0) present[offset] = 1;
+    };
     for (const JointTable &joint : m.joints) mark(joint.child_joint, joint.joint_child, joint.parent_joint, joint.joint_parent);
     for (const PairTable &pair : m.pairs) mark(pair.body_other, pair.other_body);
     for (const CouplingEndTable &end : m.coupling_ends)

@@ -6,7 +6,7 @@
 #include <sys/mman.h>
 #endif
 
-#include "abi/near_steps.hpp"
+#include "abi/near_gradients.hpp"
 #include "base/subnormals.hpp"
 #include "base/threads.hpp"
 

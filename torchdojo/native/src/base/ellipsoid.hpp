@@ -15,25 +15,28 @@ struct Witness;
 
 template <class T, class S>
 Solid<T> values_of(const Solid<S> &a) {
-    Solid<T> r;
-    for (int k = 0; k < 3; ++k) r.position[k] = value(a.position[k]), r.half[k] = value(a.half[k]);
-    for (int k = 0; k < 9; ++k) r.rotation.m[k] = value(a.rotation.m[k]);
-    r.radius = value(a.radius);
-    return r;
+    Solid<T> solid;
+    for (int k = 0; k < 3; ++k) {
+        solid.position[k] = value(a.position[k]);
+        solid.half[k] = value(a.half[k]);
+    }
+    for (int k = 0; k < 9; ++k) solid.rotation.m[k] = value(a.rotation.m[k]);
+    solid.radius = value(a.radius);
+    return solid;
 }
 
-// G: Shapes<T, S>. The core of a is that of its kind: a box is smaller by `core_radius`.
+// G: Shapes<T, S>. The core of a is its kind without the radius; a box is smaller by `core_radius`.
 template <class T, class S, class G>
 struct EllipsoidPair {
     using M = Mask<T>;
     static S number(double x) { return S(broadcast<T>(x)); }
 
     static S core_radius(const Solid<S> &a) {
-        const S x = G::pick(a.half[1] < a.half[0], a.half[1], a.half[0]), least = G::pick(a.half[2] < x, a.half[2], x);
+        const S smaller = G::pick(a.half[1] < a.half[0], a.half[1], a.half[0]), least = G::pick(a.half[2] < smaller, a.half[2], smaller);
         return G::clamp(number(box_rounding[0]) * least, box_rounding[1], box_rounding[2]);
     }
 
-    // Q v, of the ellipsoid with semi-axes `half`.
+    // Q v for the ellipsoid with semi-axes `half`.
     static Vec3<S> spread(const Solid<S> &a, const Vec3<S> &v) {
         Vec3<S> local = transposed_times(a.rotation, v);
         for (int k = 0; k < 3; ++k) local[k] = a.half[k] * a.half[k] * local[k];
@@ -47,7 +50,8 @@ struct EllipsoidPair {
         return (number(1) / h) * along;
     }
 
-    // The point of the core of a that is nearest to p. box: where coordinates moved, 1 or 0; capsule: whether the point is between the ends.
+    // The point of the core of a that is nearest to p. moved: for a box, 1 for coordinates that moved, else 0; for a capsule, x is 0 where the
+    // point is between the ends, else 1.
     static Vec3<S> project(int kind, const Solid<S> &a, const Vec3<S> &p, Vec3<T> &moved) {
         const T one = broadcast<T>(1.0);
         moved = {one, one, one};
@@ -113,9 +117,9 @@ struct EllipsoidPair {
             return n;
         }
         Vec3<T> moved;
-        const Vec3<S> way = project(kind, a, b.position, moved) - b.position;
-        const M inside = dot(way, way) < number(coincident * coincident);
-        G::separation(G::pick(inside, middle, way), length, n);
+        const Vec3<S> from_center = project(kind, a, b.position, moved) - b.position;
+        const M inside = dot(from_center, from_center) < number(coincident * coincident);
+        G::separation(G::pick(inside, middle, from_center), length, n);
         if (kind == box) {
             const S radius = core_radius(a);
             const Vec3<S> local = transposed_times(a.rotation, -middle);
@@ -177,34 +181,34 @@ template <class T, class S, class G, class V>
 Witness<S> ellipsoid_nearest(int kind, const Solid<S> &a, const Solid<S> &b) {
     using E = EllipsoidPair<T, T, V>;
     using D = EllipsoidPair<T, S, G>;
-    const Solid<T> one = values_of<T>(a), two = values_of<T>(b);
-    Vec3<T> n = E::start(kind, one, two), moved{}, q;
+    const Solid<T> solid_a = values_of<T>(a), solid_b = values_of<T>(b);
+    Vec3<T> n = E::start(kind, solid_a, solid_b), moved{}, q;
     T h{}, other{};
     for (int i = 0; i < newton_iterations; ++i) {
-        const Vec3<T> r = E::apart(kind, one, two, n, q, moved, h, other);
-        const Vec3<T> step = ellipsoid_step<T, T, V>(kind, one, two, n, moved, h, other, dot(n, r), r);
-        const T before = E::separation(kind, one, two, n);
+        const Vec3<T> r = E::apart(kind, solid_a, solid_b, n, q, moved, h, other);
+        const Vec3<T> step = ellipsoid_step<T, T, V>(kind, solid_a, solid_b, n, moved, h, other, dot(n, r), r);
+        const T previous = E::separation(kind, solid_a, solid_b, n);
         Vec3<T> best = n;
         for (int k = newton_halvings; k >= 0; --k) {  // the longest part of the step that does not reduce the separation
-            const Vec3<T> tried = E::unit(n + broadcast<T>(1.0 / (1 << k)) * step);
-            const Mask<T> less = E::separation(kind, one, two, tried) < before;
-            best = k == newton_halvings ? tried : V::pick(less, best, tried);
+            const Vec3<T> trial = E::unit(n + broadcast<T>(1.0 / (1 << k)) * step);
+            const Mask<T> less = E::separation(kind, solid_a, solid_b, trial) < previous;
+            best = k == newton_halvings ? trial : V::pick(less, best, trial);
         }
         n = best;
         if (!any(dot(step, step) > broadcast<T>(settled_turn * settled_turn))) break;
     }
-    const Vec3<T> r = E::apart(kind, one, two, n, q, moved, h, other);
+    const Vec3<T> r = E::apart(kind, solid_a, solid_b, n, q, moved, h, other);
     Vec3<S> from{S(n.x), S(n.y), S(n.z)}, on_a;
-    S unused{}, also{};
-    const Vec3<S> way = D::apart(kind, a, b, from, on_a, moved, unused, also);
-    const Vec3<S> normal = D::unit(from + ellipsoid_step<T, S, V>(kind, one, two, n, moved, h, other, dot(n, r), way));
-    const Vec3<S> last = D::apart(kind, a, b, normal, on_a, moved, unused, also);
+    S h_of_b{}, h_of_a{};
+    const Vec3<S> difference = D::apart(kind, a, b, from, on_a, moved, h_of_b, h_of_a);
+    const Vec3<S> normal = D::unit(from + ellipsoid_step<T, S, V>(kind, solid_a, solid_b, n, moved, h, other, dot(n, r), difference));
+    const Vec3<S> last = D::apart(kind, a, b, normal, on_a, moved, h_of_b, h_of_a);
     const S radius = kind == box ? a.radius + D::core_radius(a) : a.radius;
-    Witness<S> w;
-    w.normal = normal;
-    w.distance = dot(normal, last) - radius - b.radius;
-    w.point = on_a - radius * normal;
-    return w;
+    Witness<S> witness;
+    witness.normal = normal;
+    witness.distance = dot(normal, last) - radius - b.radius;
+    witness.point = on_a - radius * normal;
+    return witness;
 }
 
 }  // namespace geometry

@@ -72,7 +72,9 @@ struct Shapes {
         S depth = pick(y, beyond.y, beyond.x);
         const M z = beyond.z > depth;
         depth = pick(z, beyond.z, depth);
-        face.z = pick(z, one, zero), face.y = pick(z, zero, pick(y, one, zero)), face.x = pick(z, zero, pick(y, zero, one));
+        face.z = pick(z, one, zero);
+        face.y = pick(z, zero, pick(y, one, zero));
+        face.x = pick(z, zero, pick(y, zero, one));
         for (int k = 0; k < 3; ++k) normal[k] = sign[k] * pick(outside, outer[k] * inverse, face[k]);
         distance = pick(outside, length, depth);
     }
@@ -87,12 +89,14 @@ struct Shapes {
             stops[k] = pick(crosses, clamp((half[k] - centre[k]) * slope, -1, 1), one);
             stops[3 + k] = pick(crosses, clamp((-half[k] - centre[k]) * slope, -1, 1), one);
         }
-        stops[6] = number(-1), stops[7] = one;
+        stops[6] = number(-1);
+        stops[7] = one;
         for (int i = 1; i < 8; ++i)  // insertion sort, from the smallest
             for (int k = i; k > 0; --k) {
                 const M swap = stops[k] < stops[k - 1];
                 const S low = pick(swap, stops[k], stops[k - 1]);
-                stops[k] = pick(swap, stops[k - 1], stops[k]), stops[k - 1] = low;
+                stops[k] = pick(swap, stops[k - 1], stops[k]);
+                stops[k - 1] = low;
             }
         const S length = dot(u, u);
         S values[8];
@@ -108,8 +112,10 @@ struct Shapes {
         S s0 = stops[0], s1 = stops[1], g0 = values[0], g1 = values[1];
         for (int i = 1; i < 7; ++i) {
             const M later = values[i] < zero;
-            s0 = pick(later, stops[i], s0), g0 = pick(later, values[i], g0);
-            s1 = pick(later, stops[i + 1], s1), g1 = pick(later, values[i + 1], g1);
+            s0 = pick(later, stops[i], s0);
+            g0 = pick(later, values[i], g0);
+            s1 = pick(later, stops[i + 1], s1);
+            g1 = pick(later, values[i + 1], g1);
         }
         const S rise = g1 - g0;
         const M between = select_mask(select_mask(g0 < zero, negate(g1 < zero), M{}), rise > zero, M{});
@@ -118,22 +124,22 @@ struct Shapes {
     }
 
     static Witness<S> of_points(const Vec3<S> &p, const Vec3<S> &q, const Solid<S> &a, const Solid<S> &b) {
-        Witness<S> w;
+        Witness<S> witness;
         S length;
-        separation(p - q, length, w.normal);
-        w.distance = length - a.radius - b.radius;
-        w.point = p - a.radius * w.normal;
-        return w;
+        separation(p - q, length, witness.normal);
+        witness.distance = length - a.radius - b.radius;
+        witness.point = p - a.radius * witness.normal;
+        return witness;
     }
     static Witness<S> ball_box(const Vec3<S> &centre, const Solid<S> &a, const Solid<S> &b) {
-        Witness<S> w;
+        Witness<S> witness;
         S distance;
         Vec3<S> local;
         point_box(transposed_times(b.rotation, centre - b.position), b.half, distance, local);
-        w.normal = b.rotation * local;
-        w.distance = distance - a.radius - b.radius;
-        w.point = centre - a.radius * w.normal;
-        return w;
+        witness.normal = b.rotation * local;
+        witness.distance = distance - a.radius - b.radius;
+        witness.point = centre - a.radius * witness.normal;
+        return witness;
     }
     static Vec3<S> half_vector(const Solid<S> &a) { return a.half[0] * a.rotation.column(2); }
 
@@ -148,8 +154,10 @@ struct Shapes {
         Vec3<S> edge_a[3], edge_b[3];
         S sum_a = zero, sum_b = zero;
         for (int k = 0; k < 3; ++k) {
-            edge_a[k] = a.rotation.column(k), edge_b[k] = b.rotation.column(k);
-            sum_a = sum_a + a.half[k], sum_b = sum_b + b.half[k];
+            edge_a[k] = a.rotation.column(k);
+            edge_b[k] = b.rotation.column(k);
+            sum_a = sum_a + a.half[k];
+            sum_b = sum_b + b.half[k];
         }
         const M smaller = sum_a < sum_b, never{};
         Vec3<S> normal = edge_a[0], own_a = edge_a[0], own_b = edge_b[0];
@@ -165,9 +173,13 @@ struct Shapes {
             const M handicap = i < 3 ? smaller : i < 6 ? negate(smaller) : negate(never);
             const S value = separated - pick(handicap, less, zero);
             const M take = i ? select_mask(real, value > best, never) : negate(never);
-            best = pick(take, value, best), gap = pick(take, separated, gap), normal = pick(take, axis, normal);
-            own_a = pick(take, ea, own_a), own_b = pick(take, eb, own_b);
-            length_a = pick(take, la, length_a), length_b = pick(take, lb, length_b);
+            best = pick(take, value, best);
+            gap = pick(take, separated, gap);
+            normal = pick(take, axis, normal);
+            own_a = pick(take, ea, own_a);
+            own_b = pick(take, eb, own_b);
+            length_a = pick(take, la, length_a);
+            length_b = pick(take, lb, length_b);
             of_a = select_mask(take, i < 3 ? negate(never) : never, of_a);
             crossing = select_mask(take, i < 6 ? never : negate(never), crossing);
         };
@@ -181,9 +193,9 @@ struct Shapes {
                 const S inverse = one / sqrt(pick(real, squared, one));
                 consider(6 + 3 * i + j, inverse * across, real, edge_a[i], edge_b[j], a.half[i], b.half[j]);
             }
-        Witness<S> w;
-        w.normal = normal;
-        w.distance = gap - a.radius - b.radius;
+        Witness<S> witness;
+        witness.normal = normal;
+        witness.distance = gap - a.radius - b.radius;
         Vec3<S> on_a = a.position - a.radius * normal, on_b = b.position + b.radius * normal;
         for (int k = 0; k < 3; ++k) {
             on_a = on_a - (clamp(number(1 / flat) * dot(normal, edge_a[k]), -1, 1) * a.half[k]) * edge_a[k];
@@ -191,17 +203,17 @@ struct Shapes {
         }
         S s, t;
         segments(pick(crossing, length_a, one) * own_a, pick(crossing, length_b, one) * own_b, on_a - on_b, s, t);
-        w.point = pick(of_a, on_b + w.distance * normal, on_a);
-        w.point = pick(crossing, on_a + (s * length_a) * own_a, w.point);
-        return w;
+        witness.point = pick(of_a, on_b + witness.distance * normal, on_a);
+        witness.point = pick(crossing, on_a + (s * length_a) * own_a, witness.point);
+        return witness;
     }
 
     static Witness<S> nearest(int kind_a, int kind_b, const Solid<S> &a, const Solid<S> &b) {
         if (kind_a > kind_b) {
-            Witness<S> w = nearest(kind_b, kind_a, b, a);
-            w.point = w.point - w.distance * w.normal;
-            w.normal = -w.normal;
-            return w;
+            Witness<S> witness = nearest(kind_b, kind_a, b, a);
+            witness.point = witness.point - witness.distance * witness.normal;
+            witness.normal = -witness.normal;
+            return witness;
         }
         if (kind_b == ellipsoid) return ellipsoid_nearest<T, S, Shapes, Shapes<T, T>>(kind_a, a, b);
         if (kind_b == sphere) return of_points(a.position, b.position, a, b);

@@ -51,16 +51,17 @@ private:
     const geometry::Solid<double> &ellipsoid;
 
     template <class S>
-    Vec3<S> step(const Vec3<double> &at, const Vec3<S> &r) const {
+    Vec3<S> step(const Vec3<double> &normal, const Vec3<S> &r) const {
         double h;
-        Smooth<double>::end(ellipsoid, at, h);
-        const double along = dot(at, Vec3<double>{value_of(r.x), value_of(r.y), value_of(r.z)});
-        return geometry::normal_step<double>(
-            at, along, r, [&](const Vec3<double> &v) { return complement(core, feature, Smooth<double>::turn(ellipsoid, at, h, v)); });
+        Smooth<double>::end(ellipsoid, normal, h);
+        const double along = dot(normal, Vec3<double>{value_of(r.x), value_of(r.y), value_of(r.z)});
+        return geometry::normal_step<double>(normal, along, r, [&](const Vec3<double> &v) {
+            return complement(core, feature, Smooth<double>::turn(ellipsoid, normal, h, v));
+        });
     }
-    Vec3<double> step_of(const Vec3<double> &at) const {
-        const Vec3<double> p = point(at);
-        return step(at, project(core, feature, p) - p);
+    Vec3<double> step_of(const Vec3<double> &normal) const {
+        const Vec3<double> p = point(normal);
+        return step(normal, project(core, feature, p) - p);
     }
     Vec3<double> turned(const Vec3<double> &step) const { return Smooth<double>::unit(n + step); }
     Vec3<double> point(const Vec3<double> &normal) const {
@@ -69,21 +70,22 @@ private:
     }
     double separation(const Vec3<double> &normal) const { return dot(normal, core.corner(support(core, -normal)) - point(normal)); }
 
-    // From nearest points that are right to some digits to all of them. A step that brings cores nearer is not taken.
+    // Improves nearest points that are right to some digits, up to rounding. A step that brings cores nearer is not taken.
     void settle() {
         double best = separation(n);
         for (int k = 0; k < geometry::newton_iterations; ++k) {
             feature = nearest_feature(core, point(n));
             const Vec3<double> step = step_of(n), next = turned(step);
-            const double reached = separation(next), size = dot(step, step);
-            if (!(reached >= best - 1e-15)) return;
-            n = next, best = std::fmax(best, reached);
+            const double separation_next = separation(next), size = dot(step, step);
+            if (!(separation_next >= best - 1e-15)) return;
+            n = next;
+            best = std::fmax(best, separation_next);
             if (!(size > geometry::settled_turn * geometry::settled_turn)) break;
         }
         feature = nearest_feature(core, point(n));
     }
 
-    // A normal and a feature. Whether they belong to nearest points.
+    // Finds a normal and a feature. Returns whether they belong to nearest points.
     bool start() {
         for (const double scale : constant::near_ellipsoids::scales) {
             if (!apart(scale)) continue;
@@ -96,7 +98,11 @@ private:
         for (int f = 0; f < core.faces; ++f) {
             const Vec3<double> normal = core.normal(f);
             const double height = dot(normal, point(-normal)) - core.offset(f);
-            if (height > best) best = height, feature.face = f, n = -normal;
+            if (height > best) {
+                best = height;
+                feature.face = f;
+                n = -normal;
+            }
         }
         return false;
     }
@@ -122,7 +128,7 @@ private:
     }
 };
 
-// An ellipsoid at a pose of its body, in the frame of another one.
+// An ellipsoid at the pose x, R of its body in another frame.
 template <class S>
 geometry::Solid<S> solid_of(const Polytope &ellipsoid, const Vec3<S> &x, const Mat3<S> &R) {
     const Vec3<double> axes = ellipsoid.semi_axes();
@@ -148,21 +154,21 @@ geometry::Witness<S> core_and_ellipsoid(const Polytope &core, const Polytope &sm
     }
     const geometry::Solid<S> ellipsoid = solid_of(smooth, transposed_times(R, x_smooth - x), relative);
     const geometry::Solid<double> steady = geometry::values_of<double>(ellipsoid);
-    const EllipsoidSearch found(core, steady);
+    const EllipsoidSearch search(core, steady);
     const auto apart = [&](const Vec3<S> &normal, Vec3<S> &on_core) {
         S h;
         const Vec3<S> p = ellipsoid.position + Smooth<S>::end(ellipsoid, normal, h);
-        on_core = project(core, found.feature, p);
+        on_core = project(core, search.feature, p);
         return on_core - p;
     };
     Vec3<S> on_core;
-    const Vec3<S> start = constant_of<S>(found.n);
-    const Vec3<S> n = Smooth<S>::unit(start + found.step(apart(start, on_core)));
-    geometry::Witness<S> w;
-    w.distance = dot(n, apart(n, on_core)) - core.radius;
-    w.normal = R * n;
-    w.point = x + R * (on_core - core.radius * n);
-    return w;
+    const Vec3<S> start = constant_of<S>(search.n);
+    const Vec3<S> n = Smooth<S>::unit(start + search.step(apart(start, on_core)));
+    geometry::Witness<S> witness;
+    witness.distance = dot(n, apart(n, on_core)) - core.radius;
+    witness.normal = R * n;
+    witness.point = x + R * (on_core - core.radius * n);
+    return witness;
 }
 
 template <class S>

@@ -47,18 +47,25 @@ public:
         }
         search(most);
         start.count = overlap ? 0 : count;
-        for (int k = 0; k < start.count; ++k) start.a[k] = of_a[k], start.b[k] = of_b[k];
+        for (int k = 0; k < start.count; ++k) {
+            start.a[k] = of_a[k];
+            start.b[k] = of_b[k];
+        }
     }
 
 private:
     static constexpr int most_supports = 32;
-    static constexpr double exact = 1e-8;  // share of the squared distance that is left: directions to 1e-4
+    static constexpr double exact = 1e-8;  // gap of the squared distance to its bound, relative to it: directions are exact to 1e-4
     const Polytope &a, &b;
     const RelativePose &pose;
     int count = 0, of_a[4], of_b[4];
     Vec3<double> w[4];  // differences of corners
 
-    void put(int i, int j) { of_a[count] = i, of_b[count] = j, w[count++] = pose(a.corner(i)) - b.corner(j); }
+    void put(int i, int j) {
+        of_a[count] = i;
+        of_b[count] = j;
+        w[count++] = pose(a.corner(i)) - b.corner(j);
+    }
 
     void search(double most) {
         reduce();
@@ -76,17 +83,18 @@ private:
                 far = true;
                 return;
             }
-            bool known = square - along <= exact * square;
-            for (int k = 0; k < count && !known; ++k) known = of_a[k] == i && of_b[k] == j;
-            if (known) return;
-            const Vec3<double> before = apart;
-            put(i, j), reduce();
+            bool repeated = square - along <= exact * square;
+            for (int k = 0; k < count && !repeated; ++k) repeated = of_a[k] == i && of_b[k] == j;
+            if (repeated) return;
+            const Vec3<double> previous = apart;
+            put(i, j);
+            reduce();
             const double nearer = dot(apart, apart);
             if (!overlap && !(nearer < square)) {
-                apart = before;
+                apart = previous;
                 return;
             }
-            if (overlap) apart = before;  // any direction is right, and this one is good
+            if (overlap) apart = previous;  // any direction is right, and this one is good
             square = nearer;
         }
     }
@@ -104,9 +112,14 @@ private:
         const double uu = dot(u, u), t = uu > 0 ? -dot(w[i], u) / uu : 0.0;
         Part part;
         if (t <= 0 || t >= 1) {
-            part.size = 1, part.corner[0] = t <= 0 ? i : j, part.point = w[part.corner[0]];
+            part.size = 1;
+            part.corner[0] = t <= 0 ? i : j;
+            part.point = w[part.corner[0]];
         } else {
-            part.size = 2, part.corner[0] = i, part.corner[1] = j, part.point = w[i] + t * u;
+            part.size = 2;
+            part.corner[0] = i;
+            part.corner[1] = j;
+            part.point = w[i] + t * u;
         }
         part.square = dot(part.point, part.point);
         return part;
@@ -117,27 +130,37 @@ private:
         Part part;
         if (nn > 1e-20 * longest * longest && dot(cross(w[i], w[j]), n) > 0 && dot(cross(w[j], w[k]), n) > 0 &&
             dot(cross(w[k], w[i]), n) > 0) {
-            part.size = 3, part.corner[0] = i, part.corner[1] = j, part.corner[2] = k;
+            part.size = 3;
+            part.corner[0] = i;
+            part.corner[1] = j;
+            part.corner[2] = k;
             part.point = (dot(w[i], n) / nn) * n;
             part.square = dot(part.point, part.point);
             return part;
         }
-        part.take(segment(i, j)), part.take(segment(j, k)), part.take(segment(k, i));
+        part.take(segment(i, j));
+        part.take(segment(j, k));
+        part.take(segment(k, i));
         return part;
     }
     // The point of the simplex that is nearest to zero, and the corners that carry it.
     void reduce() {
         Part part;
-        if (count == 1) part.size = 1, part.corner[0] = 0, part.point = w[0];
-        else if (count == 2) part = segment(0, 1);
-        else if (count == 3) part = triangle(0, 1, 2);
-        else {
+        if (count == 1) {
+            part.size = 1;
+            part.corner[0] = 0;
+            part.point = w[0];
+        } else if (count == 2) {
+            part = segment(0, 1);
+        } else if (count == 3) {
+            part = triangle(0, 1, 2);
+        } else {
             bool outside = false;
             for (int k = 0; k < 4; ++k) {
                 const int i = (k + 1) % 4, j = (k + 2) % 4, l = (k + 3) % 4;
                 const Vec3<double> n = cross(w[j] - w[i], w[l] - w[i]);
-                const double own = dot(n, w[k] - w[i]), zero = -dot(n, w[i]);
-                if (own * zero > 0 && std::fabs(own) > 1e-14 * std::sqrt(dot(n, n))) continue;
+                const double height = dot(n, w[k] - w[i]), height_of_origin = -dot(n, w[i]);
+                if (height * height_of_origin > 0 && std::fabs(height) > 1e-14 * std::sqrt(dot(n, n))) continue;
                 outside = true;
                 part.take(triangle(i, j, l));
             }
@@ -146,35 +169,48 @@ private:
                 return;
             }
         }
-        int i[3], j[3];
-        Vec3<double> kept[3];
-        for (int k = 0; k < part.size; ++k) i[k] = of_a[part.corner[k]], j[k] = of_b[part.corner[k]], kept[k] = w[part.corner[k]];
-        count = part.size, apart = part.point;
-        for (int k = 0; k < count; ++k) of_a[k] = i[k], of_b[k] = j[k], w[k] = kept[k];
+        int kept_a[3], kept_b[3];
+        Vec3<double> kept_w[3];
+        for (int k = 0; k < part.size; ++k) {
+            kept_a[k] = of_a[part.corner[k]];
+            kept_b[k] = of_b[part.corner[k]];
+            kept_w[k] = w[part.corner[k]];
+        }
+        count = part.size;
+        apart = part.point;
+        for (int k = 0; k < count; ++k) {
+            of_a[k] = kept_a[k];
+            of_b[k] = kept_b[k];
+            w[k] = kept_w[k];
+        }
     }
 };
 
 // Searches of one thread, with their memory.
 class NearSearch {
 public:
-    // The nearest terms of a pair with gaps below `reach`, up to `capacity` of them, the nearest first; (kind, feature, feature) of each.
-    // Returns how many there are. Crossings of lines that are farther apart than that do not count, whatever their blended gap is. Where shapes
-    // overlap, those in excess of the capacity do not count either: the nearest ones lead out.
+    // The nearest terms of a pair with gaps below `reach`, up to `capacity` of them, the nearest first. Each is (kind, feature, feature).
+    // Returns the number of terms. Crossings of lines farther apart than `reach` do not count, whatever their blended gap is. Where shapes
+    // overlap, terms in excess of the capacity do not count either: the nearest ones lead out.
     int64_t operator()(const Polytope &a, const Polytope &b, const Vec3<double> *x, const Mat3<double> *R, double reach, int64_t capacity,
                        double *terms, double *gaps, NearStart &start) {
         const double radius = a.radius + b.radius;
-        int64_t found = 0;
+        int64_t number_found = 0;
         const auto add = [&](int kind, int i, int j) {
             const int term[3] = {kind, i, j};
-            const NearTerm<double> here = near_term<double>(a, b, x, R, term, false);
+            const NearTerm<double> candidate = near_term<double>(a, b, x, R, term, false);
             // Lines of edges that are past each other belong to no nearest points, unless the cores overlap a little.
-            if (!(here.gap < reach) || (kind == crossing_term && (!(here.weight > 0) || !(here.raw < reach) || here.raw < -past * radius)))
+            if (!(candidate.gap < reach) ||
+                (kind == crossing_term && (!(candidate.weight > 0) || !(candidate.raw < reach) || candidate.raw < -past * radius)))
                 return;
-            int64_t place = std::min(found++, capacity);
-            for (; place > 0 && gaps[place - 1] > here.gap; --place)
-                if (place < capacity) gaps[place] = gaps[place - 1], std::copy_n(terms + 3 * (place - 1), 3, terms + 3 * place);
+            int64_t place = std::min(number_found++, capacity);
+            for (; place > 0 && gaps[place - 1] > candidate.gap; --place)
+                if (place < capacity) {
+                    gaps[place] = gaps[place - 1];
+                    std::copy_n(terms + 3 * (place - 1), 3, terms + 3 * place);
+                }
             if (place >= capacity) return;
-            gaps[place] = here.gap;
+            gaps[place] = candidate.gap;
             for (int k = 0; k < 3; ++k) terms[3 * place + k] = term[k];
         };
         const Vec3<double> between = x[0] - x[1];
@@ -182,7 +218,7 @@ public:
         if (dot(between, between) > bound * bound) return 0;
         if (a.vertices + b.vertices == 2 || a.ellipsoid || b.ellipsoid) {
             add(corner_term, 0, 0);
-            return found;
+            return number_found;
         }
         const RelativePose pose = relative_pose(x, R);
         const double near = radius + reach + Polytope::tilt * (a.size + b.size);  // heights, with a margin for rounding and tilted planes
@@ -194,27 +230,30 @@ public:
 
         const double lowest = -measure(a, -transposed_times(pose.R, n), -dot(n, pose.x), sides[0]), top = measure(b, n, 0.0, sides[1]);
         if (lowest - top > edge_near) return 0;
-        choose(a, near, edge_near, -top, sides[0]), choose(b, near, edge_near, lowest, sides[1]);
+        choose(a, near, edge_near, -top, sides[0]);
+        choose(b, near, edge_near, lowest, sides[1]);
         for (const int i : sides[0].corners) add(corner_term, i, 0);
         for (const int i : sides[1].corners) add(other_corner_term, i, 0);
-        place(a, pose, sides[0]), place(b, {{0, 0, 0}, {{1, 0, 0, 0, 1, 0, 0, 0, 1}}}, sides[1]);
+        place(a, pose, sides[0]);
+        place(b, {{0, 0, 0}, {{1, 0, 0, 0, 1, 0, 0, 0, 1}}}, sides[1]);
         const double widest = std::fmax(radius + reach, (past - 1) * radius) * (1 + 1e-9) + 1e-12;
-        for (const Edge &i : sides[0].edges)
-            for (const Edge &j : sides[1].edges)
-                if (-i.low - j.low <= near && may_cross(i, j, radius + reach, widest)) add(crossing_term, i.number, j.number);
-        return found > capacity && gaps[0] < -constant::near_terms::reach ? capacity : found;
+        for (const Edge &edge_a : sides[0].edges)
+            for (const Edge &edge_b : sides[1].edges)
+                if (-edge_a.low - edge_b.low <= near && may_cross(edge_a, edge_b, radius + reach, widest))
+                    add(crossing_term, edge_a.number, edge_b.number);
+        return number_found > capacity && gaps[0] < -constant::near_terms::reach ? capacity : number_found;
     }
 
 private:
     static constexpr double past = constant::near_terms::past, ends = constant::near_terms::ends;
     struct Edge {
         int number;
-        double low, half, square, over;  // over: share of its length by which a crossing may be beyond its ends
+        double low, half, square, over;  // over: share of the edge's length by which a crossing may be beyond its ends
         Vec3<double> start, along, middle, inward[2], outward;
-        bool lone;  // without faces
+        bool lone;  // whether the edge has no faces
     };
     struct Side {
-        std::vector<double> depth;  // of corners: how far they are along the direction towards the other core
+        std::vector<double> depth;  // position of each corner along the direction towards the other core
         std::vector<int> corners, numbers;
         std::vector<Edge> edges;
     } sides[2];
@@ -236,7 +275,8 @@ private:
 
     // Corners whose height above the other core is at most `near`, and edges at corners whose height is at most `edge_near`.
     static void choose(const Polytope &core, double near, double edge_near, double other, Side &side) {
-        side.corners.clear(), side.numbers.clear();
+        side.corners.clear();
+        side.numbers.clear();
         for (int i = 0; i < core.vertices; ++i) {
             const double height = other - side.depth[i];
             if (height > edge_near) continue;
@@ -269,7 +309,8 @@ private:
         }
     }
 
-    // Whether the crossing of two edges may count, by the cheap tests of `crossing_gap`. reach: of the cores. widest: distance of the lines.
+    // Whether the crossing of two edges may count, by the cheap tests of `crossing_gap`. reach: largest distance of the cores. widest: largest
+    // distance of the lines.
     static bool may_cross(const Edge &a, const Edge &b, double reach, double widest) {
         const Vec3<double> between = a.middle - b.middle, apart = a.start - b.start;
         const double most = a.half + b.half + reach;

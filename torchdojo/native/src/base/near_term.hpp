@@ -9,7 +9,7 @@ template <class S>
 struct NearTerm {
     S gap, weight;
     Vec3<S> normal, point;
-    double raw = 0;  // of crossings: the gap of the lines of both edges, before it is blended
+    double raw = 0;  // for crossings: gap of the lines of both edges, before it is blended
 };
 
 // 1 below 0, 0 above 1, C² between.
@@ -26,19 +26,19 @@ enum TermKind { no_term = -1, corner_term = 0, other_corner_term = 1, crossing_t
 template <class S>
 NearTerm<S> corner_gap(const Polytope &a, const Polytope &b, const Vec3<S> &xa, const Mat3<S> &Ra, const Vec3<S> &xb, const Mat3<S> &Rb,
                        int i) {
-    NearTerm<S> r;
+    NearTerm<S> result;
     const Vec3<S> place = xa + Ra * constant_of<S>(a.corner(i));
     Vec3<S> local;
-    r.gap = point_distance(b, transposed_times(Rb, place - xb), local) - (a.radius + b.radius);
-    r.normal = Rb * local;
-    r.point = place - S(a.radius) * r.normal;
-    r.weight = S(1.0);
-    return r;
+    result.gap = point_distance(b, transposed_times(Rb, place - xb), local) - (a.radius + b.radius);
+    result.normal = Rb * local;
+    result.point = place - S(a.radius) * result.normal;
+    result.weight = S(1.0);
+    return result;
 }
 
 template <class S>
 NearTerm<S> crossing_gap(const Polytope &a, const Polytope &b, const Vec3<S> *x, const Mat3<S> *R, int i, int j) {
-    namespace c = constant::near_terms;
+    namespace bounds = constant::near_terms;
     const double *ea = a.edge_row(i), *eb = b.edge_row(j);
     const Vec3<double> start_a = a.corner(int(ea[0])), start_b = b.corner(int(eb[0]));
     const Vec3<S> u = R[0] * constant_of<S>(a.corner(int(ea[1])) - start_a), v = R[1] * constant_of<S>(b.corner(int(eb[1])) - start_b);
@@ -46,49 +46,53 @@ NearTerm<S> crossing_gap(const Polytope &a, const Polytope &b, const Vec3<S> *x,
     const S uu = dot(u, u), vv = dot(v, v), uv = dot(u, v), ud = dot(u, apart), vd = dot(v, apart);
     const Vec3<S> across = cross(u, v);
     const S square = dot(across, across), sine2 = square / (uu * vv);
-    NearTerm<S> r;
-    if (!(value_of(sine2) > c::parallel_low * c::parallel_low)) {
-        r.gap = S(2 * c::reach), r.weight = S(0.0), r.normal = constant_of<S>({0, 0, 1}), r.point = from_a;
-        return r;
+    NearTerm<S> result;
+    if (!(value_of(sine2) > bounds::parallel_low * bounds::parallel_low)) {
+        result.gap = S(2 * bounds::reach);
+        result.weight = S(0.0);
+        result.normal = constant_of<S>({0, 0, 1});
+        result.point = from_a;
+        return result;
     }
     const Vec3<S> axis = (S(1.0) / root_of(square)) * across;
     const S s = (uv * vd - vv * ud) / square, t = (uu * vd - uv * ud) / square;
     const bool lone = !a.faces && !b.faces;
     const Vec3<S> outward = lone ? apart : R[1] * constant_of<S>(load3(eb + 10)) - R[0] * constant_of<S>(load3(ea + 10));
-    r.normal = value_of(dot(axis, outward)) < 0 ? -axis : axis;
-    const S gap = dot(r.normal, apart) - (a.radius + b.radius);
-    const S length_a = S(1 / c::ends) * root_of(uu), length_b = S(1 / c::ends) * root_of(vv);
+    result.normal = value_of(dot(axis, outward)) < 0 ? -axis : axis;
+    const S gap = dot(result.normal, apart) - (a.radius + b.radius);
+    const S length_a = S(1 / bounds::ends) * root_of(uu), length_b = S(1 / bounds::ends) * root_of(vv);
     S keep = fade(-(length_a * s)) * fade(length_a * (s - 1.0)) * fade(-(length_b * t)) * fade(length_b * (t - 1.0));
-    const double low = c::parallel_low * c::parallel_low, high = c::parallel_high * c::parallel_high;
+    const double low = bounds::parallel_low * bounds::parallel_low, high = bounds::parallel_high * bounds::parallel_high;
     keep = keep * fade(S(1 / (high - low)) * (high - sine2));
-    const Vec3<S> in_a = transposed_times(R[0], r.normal), in_b = transposed_times(R[1], r.normal);
+    const Vec3<S> in_a = transposed_times(R[0], result.normal), in_b = transposed_times(R[1], result.normal);
     for (int k = 0; k < 2; ++k) {
         const S leaves_a = -dot(constant_of<S>(load3(ea + 4 + 3 * k)), in_a), leaves_b = dot(constant_of<S>(load3(eb + 4 + 3 * k)), in_b);
-        keep = keep * fade(S(1 / (c::cone_high - c::cone_low)) * (leaves_a - c::cone_low));
-        keep = keep * fade(S(1 / (c::cone_high - c::cone_low)) * (leaves_b - c::cone_low));
+        keep = keep * fade(S(1 / (bounds::cone_high - bounds::cone_low)) * (leaves_a - bounds::cone_low));
+        keep = keep * fade(S(1 / (bounds::cone_high - bounds::cone_low)) * (leaves_b - bounds::cone_low));
     }
-    r.raw = value_of(gap);
-    r.gap = keep * gap + (1.0 - keep) * S(2 * c::reach);
-    r.weight = keep;
-    r.point = from_a + s * u - S(a.radius) * r.normal;
-    return r;
+    result.raw = value_of(gap);
+    result.gap = keep * gap + (1.0 - keep) * S(2 * bounds::reach);
+    result.weight = keep;
+    result.point = from_a + s * u - S(a.radius) * result.normal;
+    return result;
 }
 
-// Two cores one of which is an ellipsoid, or both: their nearest points.
+// The nearest points of two cores, at least one of which is an ellipsoid.
 template <class S>
 NearTerm<S> smooth_gap(const Polytope &a, const Polytope &b, const Vec3<S> *x, const Mat3<S> *R) {
     const bool turned = !b.ellipsoid;
     const auto [gap, normal, point] = turned         ? core_and_ellipsoid(b, a, x[1], R[1], x[0], R[0])
                                       : !a.ellipsoid ? core_and_ellipsoid(a, b, x[0], R[0], x[1], R[1])
                                                      : two_ellipsoids(a, b, x, R);
-    NearTerm<S> r;
-    r.gap = gap, r.weight = S(1.0);
-    r.normal = turned ? -normal : normal;
-    r.point = turned ? point - gap * normal : point;
-    return r;
+    NearTerm<S> result;
+    result.gap = gap;
+    result.weight = S(1.0);
+    result.normal = turned ? -normal : normal;
+    result.point = turned ? point - gap * normal : point;
+    return result;
 }
 
-// Whether the shapes have the features of a term. Numbers written in place are not checked before.
+// Whether the shapes have the features of a term. Terms that a user wrote into the parameters come here unchecked.
 inline bool has_term(const Polytope &a, const Polytope &b, const int *term) {
     const auto within = [](int i, int count) { return i >= 0 && i < count; };
     if (a.ellipsoid || b.ellipsoid) return term[0] == corner_term;
@@ -101,22 +105,25 @@ inline bool has_term(const Polytope &a, const Polytope &b, const int *term) {
 template <class S>
 NearTerm<S> near_term(const Polytope &a, const Polytope &b, const Vec3<S> *x, const Mat3<S> *R, const int *term, bool fading) {
     constexpr double reach = constant::near_terms::reach;
-    NearTerm<S> r;
+    NearTerm<S> result;
     if (!has_term(a, b, term)) {
-        r.gap = S(2 * reach), r.weight = S(0.0), r.normal = constant_of<S>({0, 0, 1}), r.point = x[0];
+        result.gap = S(2 * reach);
+        result.weight = S(0.0);
+        result.normal = constant_of<S>({0, 0, 1});
+        result.point = x[0];
     } else if (a.ellipsoid || b.ellipsoid) {
-        r = smooth_gap(a, b, x, R);
+        result = smooth_gap(a, b, x, R);
     } else if (term[0] == corner_term) {
-        r = corner_gap(a, b, x[0], R[0], x[1], R[1], term[1]);
+        result = corner_gap(a, b, x[0], R[0], x[1], R[1], term[1]);
     } else if (term[0] == other_corner_term) {
-        r = corner_gap(b, a, x[1], R[1], x[0], R[0], term[1]);
-        r.point = r.point - r.gap * r.normal;
-        r.normal = -r.normal;
+        result = corner_gap(b, a, x[1], R[1], x[0], R[0], term[1]);
+        result.point = result.point - result.gap * result.normal;
+        result.normal = -result.normal;
     } else {
-        r = crossing_gap(a, b, x, R, term[1], term[2]);
+        result = crossing_gap(a, b, x, R, term[1], term[2]);
     }
-    if (fading) r.weight = r.weight * fade(S(2 / reach) * r.gap - 1.0);
-    return r;
+    if (fading) result.weight = result.weight * fade(S(2 / reach) * result.gap - 1.0);
+    return result;
 }
 
 }  // namespace torchdojo

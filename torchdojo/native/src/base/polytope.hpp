@@ -24,7 +24,7 @@ struct Lists {
     Range operator[](int i) const { return {member.data() + first[i], member.data() + first[i + 1]}; }
 };
 
-// A view of one polytope among the numbers of a mechanism (native/polytopes.py), with what `prepare` derives from them.
+// A view of one polytope among the numbers of a mechanism (native/polytopes.py), with tables that `prepare` derives from them.
 struct Polytope {
     static constexpr int ellipsoid_size = 12;
     static constexpr int edge_size = 13;  // ends, faces, inward directions in both, outward direction
@@ -38,9 +38,10 @@ struct Polytope {
     double extent = 0, size = 0;  // radii of balls about the origin and about `center` that hold the core
     const double *ellipsoid = nullptr;  // rotation and semi-axes of an ellipsoid around the only corner; null: a polytope
     Vec3<double> center{0, 0, 0};
-    std::vector<Pack> corners, planes;  // x, y, z of as many corners as there are lanes, then of the next; normals and offsets of faces
-    std::vector<double> length;  // of edges
-    Lists edges_of_face, edges_of_corner;  // of a face: twice the edge, plus which side of it the face is
+    std::vector<Pack> corners,
+        planes;  // x, y, z of one corner per lane, then of the next corners; the same of normals and offsets of faces
+    std::vector<double> length;  // lengths of edges
+    Lists edges_of_face, edges_of_corner;  // edges_of_face: twice the edge, plus 1 where the face is its second one
 
     void prepare() {
         for (int i = 0; i < vertices; ++i) center = center + (1.0 / vertices) * corner(i);
@@ -48,8 +49,12 @@ struct Polytope {
             extent = std::fmax(extent, std::sqrt(dot(corner(i), corner(i))));
             size = std::fmax(size, std::sqrt(dot(corner(i) - center, corner(i) - center)));
         }
-        if (ellipsoid) extent += longest_axis(), size += longest_axis();
-        corners = side_by_side(vertex, vertices, 3), planes = side_by_side(face, faces, 4);
+        if (ellipsoid) {
+            extent += longest_axis();
+            size += longest_axis();
+        }
+        corners = side_by_side(vertex, vertices, 3);
+        planes = side_by_side(face, faces, 4);
         std::vector<std::vector<int32_t>> of_face(faces), of_corner(vertices);
         for (int e = 0; e < edges; ++e) {
             const double *row = edge_row(e);
@@ -60,7 +65,8 @@ struct Polytope {
                 if (row[2 + k] >= 0) of_face[int(row[2 + k])].push_back(2 * e + k);
             }
         }
-        edges_of_face = joined(of_face), edges_of_corner = joined(of_corner);
+        edges_of_face = joined(of_face);
+        edges_of_corner = joined(of_corner);
     }
     Vec3<double> corner(int i) const { return load3(vertex + 3 * i); }
     Vec3<double> normal(int f) const { return load3(face + 4 * f); }
@@ -99,26 +105,30 @@ private:
     }
 };
 
-// The largest of some numbers, and which it is: the first of several.
+// The largest of some numbers, and its index. Of equal numbers the first counts.
 struct Peak {
     double height = -std::numeric_limits<double>::infinity();
     int index = 0;
 };
 
-// height(block, lane 0 …): numbers of one block of packs after the other.
+// height(block): the numbers of one block of packs.
 template <class F>
 TD_INLINE Peak highest(int blocks, F &&height) {
     Pack top = broadcast<Pack>(-std::numeric_limits<double>::infinity());
     PackMask block = {};
     for (int i = 0; i < blocks; ++i) {
-        const Pack own = height(i);
-        const PackMask above = own > top;
-        top = above ? own : top, block = above ? PackMask{} + int64_t(i) : block;
+        const Pack heights = height(i);
+        const PackMask above = heights > top;
+        top = above ? heights : top;
+        block = above ? PackMask{} + int64_t(i) : block;
     }
     Peak peak;
     for (int k = 0; k < pack_lanes; ++k) {
         const int index = int(block[k]) * pack_lanes + k;
-        if (top[k] > peak.height || (top[k] == peak.height && index < peak.index)) peak.height = top[k], peak.index = index;
+        if (top[k] > peak.height || (top[k] == peak.height && index < peak.index)) {
+            peak.height = top[k];
+            peak.index = index;
+        }
     }
     return peak;
 }
@@ -146,7 +156,7 @@ TD_INLINE Vec3<S> constant_of(const Vec3<double> &a) {
 TD_INLINE double root_of(double x) { return std::sqrt(x); }
 TD_INLINE Dual<double> root_of(const Dual<double> &x) { return sqrt(x); }
 
-// The feature of a polytope that is nearest to a point: a corner, with the direction of its edge or zero; a face; or neither (−1).
+// The feature of a polytope that is nearest to a point: a face, or where `face` is −1 a corner, with the direction of its edge or zero.
 struct Feature {
     int corner = 0, face = -1;
     Vec3<double> direction{0, 0, 0};
@@ -154,7 +164,7 @@ struct Feature {
 
 // An edge is nearest where a face on one of its sides is seen from the point, or the core has no faces.
 inline Feature nearest_feature(const Polytope &core, const Vec3<double> &p) {
-    Feature f;
+    Feature feature;
     double least = std::numeric_limits<double>::infinity();
     int nearest = core.edges;
     const auto look_at = [&](int e) {
@@ -164,13 +174,14 @@ inline Feature nearest_feature(const Polytope &core, const Vec3<double> &p) {
         const Vec3<double> apart = from - t * along;
         const double distance = dot(apart, apart);
         if (!(distance < least || (distance == least && e < nearest))) return;
-        least = distance, nearest = e;
-        f.corner = int(t < 1 ? row[0] : row[1]);
-        f.direction = t > 0 && t < 1 ? (1 / core.length[e]) * along : Vec3<double>{0, 0, 0};
+        least = distance;
+        nearest = e;
+        feature.corner = int(t < 1 ? row[0] : row[1]);
+        feature.direction = t > 0 && t < 1 ? (1 / core.length[e]) * along : Vec3<double>{0, 0, 0};
     };
     if (!core.faces) {
         for (int e = 0; e < core.edges; ++e) look_at(e);
-        return f;
+        return feature;
     }
     const int blocks = int(core.planes.size()) / 4;
     const Peak top = highest(blocks, [&](int i) { return plane_height(core, i, p); });
@@ -184,8 +195,8 @@ inline Feature nearest_feature(const Polytope &core, const Vec3<double> &p) {
             }
         }
     if (over) {
-        f.face = top.index;
-        return f;
+        feature.face = top.index;
+        return feature;
     }
     const double seen = -Polytope::tilt * core.size;
     for (int i = 0; i < blocks; ++i) {
@@ -195,18 +206,18 @@ inline Feature nearest_feature(const Polytope &core, const Vec3<double> &p) {
             if (above[k])
                 for (const int32_t side : core.edges_of_face[i * pack_lanes + k]) look_at(side / 2);
     }
-    return f;
+    return feature;
 }
 
 // Signed distance of a point from the core, and its gradient.
 template <class S>
 S point_distance(const Polytope &core, const Vec3<S> &p, Vec3<S> &normal) {
-    const Feature f = nearest_feature(core, {value_of(p.x), value_of(p.y), value_of(p.z)});
-    if (f.face >= 0) {
-        normal = constant_of<S>(core.normal(f.face));
-        return dot(normal, p) - core.offset(f.face);
+    const Feature feature = nearest_feature(core, {value_of(p.x), value_of(p.y), value_of(p.z)});
+    if (feature.face >= 0) {
+        normal = constant_of<S>(core.normal(feature.face));
+        return dot(normal, p) - core.offset(feature.face);
     }
-    const Vec3<S> offset = p - constant_of<S>(core.corner(f.corner)), direction = constant_of<S>(f.direction);
+    const Vec3<S> offset = p - constant_of<S>(core.corner(feature.corner)), direction = constant_of<S>(feature.direction);
     const Vec3<S> across = offset - dot(offset, direction) * direction;
     const S square = dot(across, across);
     if (!(value_of(square) > 0)) {

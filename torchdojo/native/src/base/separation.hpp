@@ -89,13 +89,13 @@ private:
             share[1] = -dot(base, cross(third, e[0])) / volume;
             if (n == 3) share[2] = -dot(base, cross(e[0], e[1])) / volume;
         }
-        double left = 1.0;
+        double last_share = 1.0;
         for (int k = 0; k < n; ++k) {
             if (!(share[k] >= 0)) return false;
-            left -= share[k];
+            last_share -= share[k];
             v = v + share[k] * e[k];
         }
-        return left >= 0;
+        return last_share >= 0;
     }
 };
 

@@ -1,5 +1,5 @@
-// A ball of a body on a plane of the world, as a pair with derivatives by hand: feet with torsional and rolling friction are such pairs, of
-// which a robot has several in every step.
+// A ball of a body on a plane of the world, as a pair with derivatives by hand. Feet with torsional and rolling friction are such pairs, and a
+// robot has several of them in every step.
 //
 // With the center c of the ball in the body, the lever l = c − r n and all vectors in the next body frame, where n and the tangents turn
 // with Rᵀ alone, a turn φ of the body changes the terms of pair.hpp by

@@ -53,11 +53,17 @@ struct HalfSpace {
         T *D = &problem.values[problem.mechanism.bodies[contact.body].diagonal], *B = data.wrench, *C = data.rows;
         auto store_column = [&](int column, const Vec3<T> &direction, const Vec3<T> &local) {
             const Vec3<T> torque = cross(data.lever, local);
-            for (int r = 0; r < 3; ++r) B[3 * r + column] = direction[r], B[3 * (3 + r) + column] = torque[r];
+            for (int r = 0; r < 3; ++r) {
+                B[3 * r + column] = direction[r];
+                B[3 * (3 + r) + column] = torque[r];
+            }
             return torque;
         };
         store_column(0, normal, data.n);
-        if constexpr (derived) store3(C, h * normal), store3(C + 3, transposed_times(body.M, cross(point, data.n)));
+        if constexpr (derived) {
+            store3(C, h * normal);
+            store3(C + 3, transposed_times(body.M, cross(point, data.n)));
+        }
         if (Restitution<T>::acts(contact)) Restitution<T>::linearize(problem, contact, data, v, omega, gap, C + 3);
         row[0] = gap - slack[0];
         Vec3<T> force = impulse[0] * data.n;  // in the next body frame
@@ -73,7 +79,8 @@ struct HalfSpace {
                 slip[i] = dot(world[i], v) + dot(moment, omega);
                 if constexpr (!derived) continue;
                 const Vec3<T> turn = slip_gradient(data, t, omega, sweep, radius);
-                store3(C + 6 * (1 + i), world[i]), store3(C + 6 * (1 + i) + 3, moment + transposed_times(body.M, turn));
+                store3(C + 6 * (1 + i), world[i]);
+                store3(C + 6 * (1 + i) + 3, moment + transposed_times(body.M, turn));
                 force = force + data.beta[i] * t;
             }
             friction_rows(contact, p[parameter::friction] * impulse[0], impulse + 1, slack + 1, slip[0], slip[1], row + 1);
@@ -147,22 +154,25 @@ struct HalfSpace {
         adjoint.x_next[body] = adjoint.x_next[body] - direct * load3(&problem.parameters[contact.parameters] + parameter::normal);
     }
 
-    // now: weight of the current distance.
+    // by_now: weight of the current distance.
     static void add_parameters(ParameterSum<T> &to, const Problem<T> &problem, const ContactTable &contact, const TouchGradient<T> &g,
-                               const T &now) {
+                               const T &by_now) {
         // φ⁺ = n·(x⁺ + R⁺c) − o − r,  l = R⁺c − r n
         const BodyData<T> &body = problem.bodies[contact.body];
         const T *p = &problem.parameters[contact.parameters];
         T *out = &to.sum[contact.parameters];
         const Vec3<T> point = load3(p + parameter::point), n = load3(p + parameter::normal);
-        const Vec3<T> by_point = transposed_times(body.next.R, g.lever[0] + g.distance * n) + now * transposed_times(body.pose.R, n);
+        const Vec3<T> by_point = transposed_times(body.next.R, g.lever[0] + g.distance * n) + by_now * transposed_times(body.pose.R, n);
         const Vec3<T> by_normal = g.n - p[parameter::radius] * g.lever[0] + g.distance * (body.next.x + body.next.R * point) +
-                                  now * (body.pose.x + body.pose.R * point);
+                                  by_now * (body.pose.x + body.pose.R * point);
         add3(out + parameter::point, by_point);
-        out[parameter::radius] -= g.distance + now + dot(n, g.lever[0]);
-        out[parameter::offset] -= g.distance + now;
+        out[parameter::radius] -= g.distance + by_now + dot(n, g.lever[0]);
+        out[parameter::offset] -= g.distance + by_now;
         add3(out + parameter::normal, by_normal);
-        if (contact.friction) add3(out + parameter::tangents, g.t1), add3(out + parameter::tangents + 3, g.t2);
+        if (contact.friction) {
+            add3(out + parameter::tangents, g.t1);
+            add3(out + parameter::tangents + 3, g.t2);
+        }
     }
 
 private:

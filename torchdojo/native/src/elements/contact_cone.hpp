@@ -22,7 +22,7 @@ namespace torchdojo {
 // The normal pair of a contact, its friction, and its torsional and rolling friction. Frictions are numbered as in MechanismTable.
 template <class T>
 struct ContactCones {
-    // K of all contacts at w.
+    // Sets K of all contacts at w.
     static void condense(ConeState<T> &cones, Problem<T> &problem, const T *w) {
         const MechanismTable &m = problem.mechanism;
         const bool some_scaled = any(cones.scaled);
@@ -80,9 +80,9 @@ struct ContactCones {
             const ContactTable &contact = m.contacts[c];
             Vec3<T> move{};  // change of the gap and the slip
             auto add = [&](int body, const T *C) {
-                const T *b = system.solution(body);
+                const T *twist = system.solution(body);
                 for (int r = 0; r < (contact.friction ? 3 : 1); ++r)
-                    for (int k = 0; k < 6; ++k) move[r] += C[6 * r + k] * b[k];
+                    for (int k = 0; k < 6; ++k) move[r] += C[6 * r + k] * twist[k];
             };
             add(contact.body, system.contact_rows(c));
             if (const int other = other_body(m, contact); other < m.num_bodies) add(other, problem.pairs[contact.pair].other_rows);
@@ -102,7 +102,10 @@ struct ContactCones {
             Vec3<T> v[2], omega[2];
             const int bodies[2] = {contact.body, other_body(m, contact)};
             for (const int i : {0, 1})
-                if (bodies[i] < m.num_bodies) v[i] = load3(w + 6 * bodies[i]), omega[i] = load3(w + 6 * bodies[i] + 3);
+                if (bodies[i] < m.num_bodies) {
+                    v[i] = load3(w + 6 * bodies[i]);
+                    omega[i] = load3(w + 6 * bodies[i] + 3);
+                }
             start(problem, contact, v, omega, level, values);
             store(m, contact, values, mask, w);
         }
@@ -130,11 +133,11 @@ struct ContactCones {
         }
         Mask<T> some{};
         for (const ContactTable &contact : mechanism.contacts) {
-            const Mask<T> &own = flying[contact.body];
-            if (!mechanism.is_free[contact.body] || !any(own)) continue;
+            const Mask<T> &in_flight = flying[contact.body];
+            if (!mechanism.is_free[contact.body] || !any(in_flight)) continue;
             fall(contact, values);
-            store(mechanism, contact, values, own, w);
-            some = select_mask(own, own, some);
+            store(mechanism, contact, values, in_flight, w);
+            some = select_mask(in_flight, in_flight, some);
         }
         return some;
     }
@@ -142,7 +145,7 @@ struct ContactCones {
     static void project(const ConeState<T> &cones, const Problem<T> &problem, const T &kappa, const Mask<T> &mask, T *w, T *before,
                         const Mask<T> &known) {
         const MechanismTable &mechanism = problem.mechanism;
-        const T worth = 1.0 / (1.0 / constant::impulse_weight * problem.timestep());
+        const T contact_scale = 1.0 / (1.0 / constant::impulse_weight * problem.timestep());
         auto put = [&](int k, const T &value) { w[k] = select(mask, value, w[k]); };
         auto heavier = [&](const ContactTable &contact) { return mechanism.is_free[contact.body] ? Mask<T>{} : known; };
         for (int c = 0; c < mechanism.num_contacts; ++c) {
@@ -150,8 +153,10 @@ struct ContactCones {
             const T gamma = w[contact.impulse], gap = w[contact.slack];
             PathWeight<T> weight;
             weight.add(change(before[contact.impulse], gamma), change(before[contact.slack], gap));
-            const T a = weight(worth * mass(problem, contact), heavier(contact)), on_path = orthant_on_path(gamma - a * gap, a, kappa);
-            put(contact.impulse, on_path), put(contact.slack, quotient(kappa, on_path));
+            const T a = weight(contact_scale * mass(problem, contact), heavier(contact)),
+                    on_path = orthant_on_path(gamma - a * gap, a, kappa);
+            put(contact.impulse, on_path);
+            put(contact.slack, quotient(kappa, on_path));
         }
         constexpr int width = 4;
         typename Disc<T>::Point points[width];
@@ -160,7 +165,10 @@ struct ContactCones {
         auto finish = [&] {
             Disc<T>::Point::template project<width>(points, kappa, [&](int i, const Vec3<T> &xi, const Vec3<T> &eta) {
                 if (i >= waiting) return;
-                for (int k = 0; k < 3; ++k) put(discs[i]->friction_impulse() + k, xi[k]), put(discs[i]->friction_slack() + k, eta[k]);
+                for (int k = 0; k < 3; ++k) {
+                    put(discs[i]->friction_impulse() + k, xi[k]);
+                    put(discs[i]->friction_slack() + k, eta[k]);
+                }
             });
             waiting = 0;
         };
@@ -174,29 +182,20 @@ struct ContactCones {
             for (int k = 1; k < friction.friction_size(); ++k)
                 weight.add(change(before[impulse + k], w[impulse + k]), change(before[slack + k], w[slack + k]) - psi);
             const T nominal = c < mechanism.num_contacts ? mass(problem, contact) : couple_mass(problem, contact);
-            T most = broadcast<T>(constant::most_weight);
-            if (mechanism.is_braced[c] && !friction.is_pyramid()) {
-                const T off_path = abs(dot(load3(w + impulse), load3(w + slack)) - kappa);
-                most = select(select_mask(cones.early, off_path > constant::off_path * kappa, Mask<T>{}),
-                              broadcast<T>(constant::squeezing_weight), most);
-            }
-            const T stiff = weight(nominal, heavier(contact), most);
+            const T stiff = weight(nominal, heavier(contact), most_weight(cones, friction, c, w, kappa));
             if (friction.is_pyramid()) {
                 T values[2][1 + most_facets];
                 for (int k = 0; k < friction.friction_size(); ++k) {
-                    values[0][k] = w[impulse + k], values[1][k] = w[slack + k];
+                    values[0][k] = w[impulse + k];
+                    values[1][k] = w[slack + k];
                 }
                 Pyramid<T>{friction}.project(height, kappa, stiff, values[0], values[1]);
-                for (int k = 0; k < friction.friction_size(); ++k) put(impulse + k, values[0][k]), put(slack + k, values[1][k]);
+                for (int k = 0; k < friction.friction_size(); ++k) {
+                    put(impulse + k, values[0][k]);
+                    put(slack + k, values[1][k]);
+                }
             } else {
-                const T *xi = w + impulse, *eta = w + slack, radius = max(height, broadcast<T>(constant::least_height));
-                // From outside the disc, the slip grows to no more than about twice that of Newton's point (disc_on_path in path_maps.py).
-                const auto length = [](const T *x) {
-                    return root(max(x[1] * x[1] + x[2] * x[2], broadcast<T>(std::numeric_limits<double>::min())));
-                };
-                const T excess = length(xi) - radius, slip = length(eta);
-                const T m = max(min(constant::return_weight * nominal, quotient(excess, slip)), stiff);
-                points[waiting] = {radius, m, xi[1] - m * eta[1], xi[2] - m * eta[2]};
+                points[waiting] = disc_point(w + impulse, w + slack, height, nominal, stiff);
                 discs[waiting++] = &friction;
                 if (waiting == width) finish();
             }
@@ -247,7 +246,10 @@ struct ContactCones {
         auto add = [&](const T *wrench, const R *body) {
             for (int r = 0; r < 6; ++r) b.x += wrench[3 * r] * body[r];
             if (!contact.friction) return;
-            for (int r = 0; r < 6; ++r) b.y += wrench[3 * r + 1] * body[r], b.z += wrench[3 * r + 2] * body[r];
+            for (int r = 0; r < 6; ++r) {
+                b.y += wrench[3 * r + 1] * body[r];
+                b.z += wrench[3 * r + 2] * body[r];
+            }
         };
         if (x) add(data.wrench, x + m.bodies[contact.body].right);
         if (const int other = other_body(m, contact); x && other < m.num_bodies)
@@ -260,7 +262,8 @@ struct ContactCones {
             R spin[2] = {R{}, R{}};
             if (x) couple_power(problem, k, x, spin);
             n += problem.parameters[couple.parameter] * friction_multiplier(adjoint, couple.friction, problem.couples[k], g, spin);
-            adjoint.turning[2 * k] += spin[0], adjoint.turning[2 * k + 1] += spin[1];
+            adjoint.turning[2 * k] += spin[0];
+            adjoint.turning[2 * k + 1] += spin[1];
         }
         return {data.stiffness * n, nu[0], nu[1]};
     }
@@ -312,6 +315,27 @@ private:
         return problem.parameters[m.couples[c - m.num_contacts].parameter];
     }
 
+    // The largest weight of a friction's projection, relative to the nominal one.
+    static TD_INLINE T most_weight(const ConeState<T> &cones, const ContactTable &friction, int c, const T *w, const T &kappa) {
+        const T most = broadcast<T>(constant::most_weight);
+        if (!cones.mechanism.is_braced[c] || friction.is_pyramid()) return most;
+        const T off_path = abs(dot(load3(w + friction.friction_impulse()), load3(w + friction.friction_slack())) - kappa);
+        return select(select_mask(cones.early, off_path > constant::off_path * kappa, Mask<T>{}), broadcast<T>(constant::squeezing_weight),
+                      most);
+    }
+
+    // The point of a disc to project, for impulses ξ and slacks η. From outside the disc, the slip grows to at most about twice the slip of
+    // Newton's point (disc_on_path in path_maps.py).
+    static TD_INLINE typename Disc<T>::Point disc_point(const T *xi, const T *eta, const T &height, const T &nominal, const T &stiff) {
+        const auto length = [](const T *x) {
+            return root(max(x[1] * x[1] + x[2] * x[2], broadcast<T>(std::numeric_limits<double>::min())));
+        };
+        const T radius = max(height, broadcast<T>(constant::least_height));
+        const T excess = length(xi) - radius, slip = length(eta);
+        const T m = max(min(constant::return_weight * nominal, quotient(excess, slip)), stiff);
+        return {radius, m, xi[1] - m * eta[1], xi[2] - m * eta[2]};
+    }
+
     // ν_t from b_t, in place. Returns the multiplier of the cone's height, which μ times adds to the column of γ.
     template <class R>
     static TD_INLINE R friction_multiplier(AdjointState<T, R> &adjoint, const ContactTable &friction, const FrictionData<T> &data,
@@ -320,16 +344,19 @@ private:
         R *rows = &adjoint.multiplier[impulse];
         if (friction.is_pyramid()) {
             const Pyramid<T> pyramid{friction};
-            R own[1 + most_facets];
-            pyramid.multipliers(adjoint.point + impulse, adjoint.point + friction.friction_slack(), g + impulse, nu, own);
-            pyramid.tangential(own + 1, nu);
-            for (int k = 0; k < friction.friction_size(); ++k) rows[k] += own[k];
-            return -own[0];
+            R multipliers[1 + most_facets];
+            pyramid.multipliers(adjoint.point + impulse, adjoint.point + friction.friction_slack(), g + impulse, nu, multipliers);
+            pyramid.tangential(multipliers + 1, nu);
+            for (int k = 0; k < friction.friction_size(); ++k) rows[k] += multipliers[k];
+            return -multipliers[0];
         }
         const R q[2] = {nu[0] + g[impulse + 1], nu[1] + g[impulse + 2]};
         const R height = g[impulse] + data.cone_coupling[0] * q[0] + data.cone_coupling[1] * q[1];
         rows[0] += height;
-        for (const int i : {0, 1}) nu[i] = data.compliance[i] * q[0] + data.compliance[2 + i] * q[1], rows[1 + i] += nu[i];
+        for (const int i : {0, 1}) {
+            nu[i] = data.compliance[i] * q[0] + data.compliance[2 + i] * q[1];
+            rows[1 + i] += nu[i];
+        }
         return height;
     }
 
@@ -361,7 +388,8 @@ private:
     }
 
     static TD_INLINE void start_normal(const T &distance, const T &level, T *values) {
-        values[half] = max(distance, sqrt(level)), values[0] = level / values[half];
+        values[half] = max(distance, sqrt(level));
+        values[0] = level / values[half];
     }
     static TD_INLINE void start_friction(const ContactTable &friction, const T &height, const T &s1, const T &s2, const T &level,
                                          T *values) {
@@ -372,7 +400,8 @@ private:
     // Copies `start` into w.
     static TD_INLINE void store(const MechanismTable &mechanism, const ContactTable &contact, const T *values, const Mask<T> &mask, T *w) {
         auto put = [&](int impulse, int slack, int k) {
-            w[impulse] = select(mask, values[k], w[impulse]), w[slack] = select(mask, values[half + k], w[slack]);
+            w[impulse] = select(mask, values[k], w[impulse]);
+            w[slack] = select(mask, values[half + k], w[slack]);
         };
         put(contact.impulse, contact.slack, 0);
         int next = 1;
@@ -414,7 +443,8 @@ private:
         } else {
             const T *N = data.compliance;
             xi[0] = height - row[0];
-            eta[1] = m0 + row[1], eta[2] = m1 + row[2];
+            eta[1] = m0 + row[1];
+            eta[2] = m1 + row[2];
             const T b0 = q[1] - eta[1], b1 = q[2] - eta[2];
             xi[1] = N[0] * b0 + N[1] * b1 + data.cone_coupling[0] * xi[0];
             xi[2] = N[2] * b0 + N[3] * b1 + data.cone_coupling[1] * xi[0];

@@ -55,9 +55,9 @@ struct Contacts {
             const ContactTable &contact = problem.mechanism.contacts[c];
             const TouchGradient<T> g = touch_gradient(to, problem, adjoint, c, w);
             // weight of the current distance
-            const T now = GapLaw<T>::differentiate(problem, contact, g.distance, w[contact.impulse], to.sum.data(), to.by_timestep);
-            if (contact.pair < 0) HalfSpace<T>::add_parameters(to, problem, contact, g, now);
-            else pair_parameters(to, problem, contact, problem.mechanism.pairs[contact.pair], g, now);
+            const T by_now = GapLaw<T>::differentiate(problem, contact, g.distance, w[contact.impulse], to.sum.data(), to.by_timestep);
+            if (contact.pair < 0) HalfSpace<T>::add_parameters(to, problem, contact, g, by_now);
+            else pair_parameters(to, problem, contact, problem.mechanism.pairs[contact.pair], g, by_now);
         }
     }
 
@@ -92,7 +92,10 @@ private:
         const Vec3<T> t1 = pair ? pair->t1 : load3(p + parameter::tangents), t2 = pair ? pair->t2 : load3(p + parameter::tangents + 3);
         const Vec3<T> levers[2] = {pair ? pair->lever[0] : problem.bodies[contact.body].next.R * data.lever, pair ? pair->lever[1] : n};
         Vec3<T> force = gamma * n, slip{};
-        if (contact.friction) force = force + data.beta[0] * t1 + data.beta[1] * t2, slip = nu.y * t1 + nu.z * t2;
+        if (contact.friction) {
+            force = force + data.beta[0] * t1 + data.beta[1] * t2;
+            slip = nu.y * t1 + nu.z * t2;
+        }
         const bool bounces = Restitution<T>::acts(contact);
         const auto [law, e, free] = Restitution<T>::weights(problem, contact);
         const T bounce = law * nu.x;
@@ -101,41 +104,32 @@ private:
         Vec3<T> push{}, turn{};                      // Σ ± (α_v + F α_ω × l) and Σ ± F α_ω
         Vec3<T> velocity{}, spin{}, arriving{};      // u, σ and u⁻
         for (int i = 0; i < (alone ? 1 : 2); ++i) {
-            const int b = i ? other : contact.body;
+            const int body = i ? other : contact.body;
             const double sign = i ? -1.0 : 1.0;
             const Vec3<T> &lever = levers[i];
-            const Mat3<T> &frame = alone ? problem.bodies[b].next.R : problem.bodies[b].pose.R;
-            const Vec3<T> alpha = frame * load3(&adjoint.multiplier[6 * b + 3]), omega = frame * load3(w + 6 * b + 3);
-            push = push + sign * (load3(&adjoint.multiplier[6 * b]) + cross(alpha, lever)), turn = turn + sign * alpha;
-            velocity = velocity + sign * (load3(w + 6 * b) + cross(omega, lever)), spin = spin + sign * omega;
+            const Mat3<T> &frame = alone ? problem.bodies[body].next.R : problem.bodies[body].pose.R;
+            const Vec3<T> alpha = frame * load3(&adjoint.multiplier[6 * body + 3]), omega = frame * load3(w + 6 * body + 3);
+            push = push + sign * (load3(&adjoint.multiplier[6 * body]) + cross(alpha, lever));
+            turn = turn + sign * alpha;
+            velocity = velocity + sign * (load3(w + 6 * body) + cross(omega, lever));
+            spin = spin + sign * omega;
             Vec3<T> by_lever = cross(force, alpha) - cross(slip, omega);
             if (bounces) {
-                const T *state = &problem.z[state_size * b];
-                const Vec3<T> before = problem.bodies[b].pose.R * load3(state + 10);
-                arriving = arriving + sign * (load3(state + 3) + cross(before, lever));
-                by_lever = by_lever - bounce * cross(n, omega + e * before);
+                const T *state = &problem.z[state_size * body];
+                const Vec3<T> omega_before = problem.bodies[body].pose.R * load3(state + 10);
+                arriving = arriving + sign * (load3(state + 3) + cross(omega_before, lever));
+                by_lever = by_lever - bounce * cross(n, omega + e * omega_before);
             }
             g.lever[i] = sign * by_lever;
         }
-        auto by_height = [&](const ContactTable &friction) {
-            return (friction.is_pyramid() ? -gamma : gamma) * adjoint.multiplier[friction.friction_impulse()];
-        };
         g.distance = -nu.x;
         g.n = gamma * push;
         if (contact.friction) {
-            to.sum[contact.parameters + parameter::friction] += by_height(contact);
-            g.t1 = data.beta[0] * push - nu.y * velocity, g.t2 = data.beta[1] * push - nu.z * velocity;
+            to.sum[contact.parameters + parameter::friction] += by_coefficient(adjoint, contact, gamma);
+            g.t1 = data.beta[0] * push - nu.y * velocity;
+            g.t2 = data.beta[1] * push - nu.z * velocity;
         }
-        for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k) {
-            const CoupleTable &couple = problem.mechanism.couples[k];
-            const T *impulse = w + couple.friction.friction_impulse();
-            to.sum[couple.parameter] += by_height(couple.friction);
-            for (int a = 0; a < couple.num_axes(); ++a) {
-                const T along = couple.friction.is_pyramid() ? impulse[1] - impulse[2] : impulse[1 + a];
-                Vec3<T> &axis = couple.first_axis() + a == 0 ? g.n : couple.first_axis() + a == 1 ? g.t1 : g.t2;
-                axis = axis + along * turn - adjoint.turning[2 * k + a] * spin;
-            }
-        }
+        add_couples(to, problem, adjoint, contact, w, turn, spin, g);
         if (bounces) {
             const Vec3<T> leaving = velocity + e * arriving;
             g.distance = free * g.distance;
@@ -144,6 +138,27 @@ private:
             to.by_timestep -= bounce * dot(n, leaving) / problem.timestep();
         }
         return g;
+    }
+
+    // Adds the gradients of couples by their axes and coefficients. turn: Σ ± F α_ω. spin: σ.
+    static TD_INLINE void add_couples(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint,
+                                      const ContactTable &contact, const T *w, const Vec3<T> &turn, const Vec3<T> &spin,
+                                      TouchGradient<T> &g) {
+        for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k) {
+            const CoupleTable &couple = problem.mechanism.couples[k];
+            const T *impulse = w + couple.friction.friction_impulse();
+            to.sum[couple.parameter] += by_coefficient(adjoint, couple.friction, w[contact.impulse]);
+            for (int a = 0; a < couple.num_axes(); ++a) {
+                const T along = couple.friction.is_pyramid() ? impulse[1] - impulse[2] : impulse[1 + a];
+                Vec3<T> &axis = couple.first_axis() + a == 0 ? g.n : couple.first_axis() + a == 1 ? g.t1 : g.t2;
+                axis = axis + along * turn - adjoint.turning[2 * k + a] * spin;
+            }
+        }
+    }
+
+    // Gradient by the coefficient μ of a friction, whose cone has the height μγ.
+    static TD_INLINE T by_coefficient(const AdjointState<T, T> &adjoint, const ContactTable &friction, const T &gamma) {
+        return (friction.is_pyramid() ? -gamma : gamma) * adjoint.multiplier[friction.friction_impulse()];
     }
 };
 

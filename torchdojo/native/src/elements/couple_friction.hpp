@@ -21,7 +21,7 @@ TD_INLINE void for_each_side(const MechanismTable &m, const ContactTable &contac
     if (const int other = other_body(m, contact); other < m.num_bodies) f(1, other);
 }
 
-// Spins and torques at given axes (n, t1, t2) and frames, both with derivatives by the next poses. `chain` turns these into derivatives by
+// Spins and torques for axes (n, t1, t2) and frames, both with derivatives by the next poses. `chain` turns these into derivatives by
 // the twists. fading: weight of the couple, null where it is 1. Returns the couple on the body; the caller adds its derivatives.
 template <class T, class Chain>
 Vec3<Dual<T>> linearize_couples(Problem<T> &problem, const ContactTable &contact, const Vec3<Dual<T>> *axes, const Mat3<Dual<T>> *frames,
