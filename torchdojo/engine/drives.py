@@ -21,11 +21,11 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from torchdojo import quaternion as quat
 from torchdojo.elements.actuator_laws import DYNAMICS, FORCES, Dynamics, Force
 from torchdojo.elements.tendon_paths import Frame
 from torchdojo.engine.backend import Trajectory
 from torchdojo.engine.drive_tables import Table, has_tensors, numbers_of, ordered
+from torchdojo.engine.drive_targets import check_frames, check_target, resolved, transmission, warn_of_short_rod
 from torchdojo.engine.driven import lower_drives
 from torchdojo.engine.periods import added, check_repeat
 from torchdojo.gradients.reference_step import StepOutput
@@ -41,8 +41,12 @@ class Drive:
     """An actuator with a law of its own; numbers, or tensors (...,) that may carry a graph.
 
     Args:
-        joint, coordinate, tendon, site: its target, exactly one: a coordinate of an actuated joint, an actuated tendon, a `td.Site`.
-        gear: length per coordinate or tendon length, and force per force; of a site six numbers, force and torque in its frame.
+        joint, coordinate, tendon, site, crank: its target, exactly one: a coordinate of an actuated joint, an actuated tendon, a `td.Site`
+            or the name of one in `mech.sites`.
+        reference: another site, which the force and the torque of `site` are relative to, in its frame; it gets the opposite ones.
+        slider, rod: a site on whose z axis a slider is, and the length of the rod to it from the site `crank` [m].
+        gear: length per length of the target, and force per force; of a site six numbers, force and torque in its frame, or in that of
+            its reference.
         dynamics, dynamics_numbers: law of its activation, a name in `DYNAMICS`, and numbers of the law.
         gain, gain_numbers, bias, bias_numbers: laws of its force, names in `FORCES`, and numbers of the laws.
         ctrlrange, forcerange, actrange: (lower, upper) of control, of force before the gear, of activation; None: not clipped.
@@ -51,13 +55,14 @@ class Drive:
         acc0: acceleration per force, which muscles without a peak force need.
 
     Raises:
-        ValueError: nothing or several things to drive, unknown laws, too few numbers, a muscle without the range of its length.
+        ValueError: nothing or several things to drive, a crank without its slider or rod, a rod that is not positive, unknown laws, too
+            few numbers, a muscle without the range of its length.
     """
 
     joint: str | None = None
     coordinate: int = 0
     tendon: str | None = None
-    site: Frame | None = None
+    site: Frame | str | None = None
     gear: Any = 1.0
     dynamics: str = "none"
     dynamics_numbers: Any = ()
@@ -72,11 +77,13 @@ class Drive:
     length0: Any = 0.0
     lengths: tuple[Any, Any] | None = None
     acc0: Any = 0.0
+    reference: Frame | str | None = None
+    crank: Frame | str | None = None
+    slider: Frame | str | None = None
+    rod: Any = None
 
     def __post_init__(self) -> None:
-        targets = [name for name in ("joint", "tendon", "site") if getattr(self, name) is not None]
-        if len(targets) != 1:
-            raise ValueError(f"Drive: got {' and '.join(targets) or 'nothing'} to drive; allowed: one of joint=, tendon=, site=")
+        check_frames(self)
         for label, table, name in (("dynamics", DYNAMICS, self.dynamics), ("gain", FORCES, self.gain), ("bias", FORCES, self.bias)):
             if name not in table:
                 raise ValueError(f"Drive {label}: got {name!r}; allowed: {', '.join(cast(Mapping[str, Any], table))}")
@@ -161,7 +168,9 @@ class Drives:
         self._shared = torch.tensor([self.names.index(name) for name in there if name in shared], dtype=torch.long)
         for name, drive in self.drives.items():
             if drive is not None:
-                self._check(name, drive)
+                self.drives[name] = placed = resolved(mech, name, drive)
+                check_target(mech, name, placed)
+                warn_of_short_rod(mech, name, placed)
         of_joints, of_tendons = (
             {i: drive for i, drive in enumerate(self.drives.values()) if drive is not None and getattr(drive, target)}
             for target in ("joint", "tendon")
@@ -177,26 +186,6 @@ class Drives:
         constant = not any(has_tensors(drive) for drive in self.drives.values())
         self._kept: Table | None = Table.of(self.drives, self.activated) if constant else None
         self._lowered = lower_drives(self, constant)
-
-    def _check(self, name: str, drive: Drive) -> None:
-        mech = self.mech
-        for kind, target in (("joint", drive.joint), ("tendon", drive.tendon)):
-            if target is None:
-                continue
-            if target not in getattr(mech, f"{kind}s"):
-                raise ValueError(f"drive {name!r}: got the {kind} {target!r}; {kind}s are {list(getattr(mech, f'{kind}s'))}")
-            if target not in mech.input_layout:
-                raise ValueError(
-                    f"drive {name!r}: the {kind} {target!r} has no input; allowed: {list(mech.input_layout)}; build it actuated=True"
-                )
-        if drive.joint is not None and drive.joint not in mech.coordinate_places():
-            raise ValueError(f"drive {name!r}: the joint {drive.joint!r} closes a loop; allowed: {list(mech.coordinate_places())}")
-        if drive.joint is not None and drive.coordinate not in range(mech.joints[drive.joint].num_coordinates):
-            raise ValueError(
-                f"drive {name!r}: got coordinate {drive.coordinate}; {drive.joint!r} has {mech.joints[drive.joint].num_coordinates}"
-            )
-        if drive.site is not None and drive.site.body not in mech.bodies:
-            raise ValueError(f"drive {name!r}: got a site on {drive.site.body!r}; bodies are {list(mech.bodies)}")
 
     @staticmethod
     def _dynamics(drive: Drive) -> Dynamics:
@@ -254,17 +243,13 @@ class Drives:
             chosen, members = [number[cast(str, drive.tendon)] for drive in tendons.values()], list(tendons)
             gear = table.gear[..., members]
             parts.append((members, (gear * mech.tendon_lengths(z)[..., chosen], gear * mech.tendon_velocities(z)[..., chosen])))
-        zero = z.new_zeros(*z.shape[:-1], 1)
+        zero = z.new_zeros(z.shape[:-1])
         for i, drive in others.items():
-            parts.append(([i], (zero, zero if drive is None else self._site_velocity(z, drive)[..., None])))
+            found, velocity = (None, zero) if drive is None else transmission(mech, z, drive)
+            length = zero if found is None or found.length is None else found.length
+            parts.append(([i], (length[..., None], velocity[..., None])))
         lengths, velocities = (ordered([(members, pair[k]) for members, pair in parts]) for k in (0, 1))
         return lengths, velocities
-
-    def _site_velocity(self, z: Tensor, drive: Drive) -> Tensor:
-        site, gear = cast(Frame, drive.site), numbers_of(drive.gear)
-        body = self.mech.body_state(z, site.body)
-        v = quat.inverse_rotate(body.q, body.v) + quat.cross(body.omega, site.position)
-        return (gear * torch.cat([quat.inverse_rotate(site.orientation, part) for part in (v, body.omega)], dim=-1)).sum(-1)
 
     def forces(self, ctrl: Tensor, act: Tensor, z: Tensor) -> Tensor:
         """Force of each drive before its gear [N, N·m], (..., n); zeros for drives of `mech.actuators`."""
@@ -287,7 +272,7 @@ class Drives:
         return table.force.clip(gain * source + bias)
 
     def inputs(self, ctrl: Tensor, act: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """u (..., nu), wrench (..., 6 nb) of drives at sites or None, and the forces (..., n)."""
+        """u (..., nu), wrench (..., 6 nb) of drives at sites and cranks or None, and the forces (..., n)."""
         mech, force = self.mech, self.forces(ctrl, act, z)
         batch = torch.broadcast_shapes(force.shape[:-1], ctrl.shape[:-1])
         u = force.new_zeros(*batch, mech.num_inputs)
@@ -302,15 +287,16 @@ class Drives:
             u = u + mech.actuators(ctrl[..., self._shared], z)
         wrench: Tensor | None = None
         for i, drive in others.items():
-            if drive is None or drive.site is None:
+            if drive is None:
                 continue
-            one = force[..., i, None].expand(*batch, 1)
-            size, start = TWIST_SIZE * mech.num_bodies, TWIST_SIZE * list(mech.bodies).index(drive.site.body)
-            push, turn = (quat.rotate(drive.site.orientation, part) for part in (numbers_of(drive.gear) * one).split(3, dim=-1))
-            turn = turn + quat.cross(drive.site.position.expand_as(push), push)
-            part = torch.cat((quat.rotate(mech.body_state(z, drive.site.body).q, push), turn), dim=-1)
-            part = torch.nn.functional.pad(part, (start, size - start - TWIST_SIZE))
-            wrench = part if wrench is None else wrench + part
+            one, bodies = force[..., i, None], list(mech.bodies)
+            for body, push, turn in transmission(mech, z, drive)[0].wrenches:
+                if body is not None:
+                    start, size = TWIST_SIZE * bodies.index(body), TWIST_SIZE * len(bodies)
+                    part = one * torch.cat(torch.broadcast_tensors(push, turn), dim=-1)
+                    part = torch.nn.functional.pad(part, (start, size - start - TWIST_SIZE))
+                    wrench = part if wrench is None else wrench + part
+        wrench = None if wrench is None else wrench.expand(*batch, wrench.shape[-1])
         return u, wrench, force
 
     # -- steps ---------------------------------------------------------------------------------------------------------------------------

@@ -77,7 +77,10 @@ def read_drives(compiled: CompiledMjcf, findings: Findings) -> tuple[dict[str, D
     findings.add("ignored", "actuators of disabled groups", disabled, "the file disables them", "none")
     findings.add("approximated", "damping of actuators", curved, "it is not linear and keeps its linear part")
     findings.add(
-        "ignored", "actuators of tendons, sites and bodies", elsewhere, "they drive neither a joint, a tendon nor a site; step has wrench="
+        "ignored",
+        "actuators of tendons, sites and bodies",
+        elsewhere,
+        "their law is not known, or they drive neither a joint, a tendon, a site nor a crank; step has wrench=",
     )
     return drives, driven
 

@@ -33,10 +33,10 @@ def taken(model: Any, i: int) -> bool:
     group = int(model.actuator_group[i])
     on_joint = kind in (int(kinds.mjTRN_JOINT), int(kinds.mjTRN_JOINTINPARENT))
     single = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
-    placed = (
-        (on_joint and int(model.jnt_type[model.actuator_trnid[i, 0]]) in single)
-        or kind == int(kinds.mjTRN_TENDON)
-        or (kind == int(kinds.mjTRN_SITE) and int(model.actuator_trnid[i, 1]) < 0)
+    placed = (on_joint and int(model.jnt_type[model.actuator_trnid[i, 0]]) in single) or kind in (
+        int(kinds.mjTRN_TENDON),
+        int(kinds.mjTRN_SITE),
+        int(kinds.mjTRN_SLIDERCRANK),
     )
     laws = [int(getattr(model, f"actuator_{key}type")[i]) for key in ("gain", "bias")]
     muscle = 2 in laws

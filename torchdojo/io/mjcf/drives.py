@@ -1,4 +1,4 @@
-"""Actuators of an MJCF file that `td.Drives` takes: those with activations or muscles, and those on tendons and sites."""
+"""Actuators of an MJCF file that `td.Drives` takes: those with activations or muscles, and those on tendons, sites and cranks."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torchdojo.io.mjcf.model import disabled, import_mujoco
 from torchdojo.io.mjcf.names import joint_label, tendon_label
 from torchdojo.io.mjcf.tendons import site_in
 from torchdojo.io.report import Findings
-from torchdojo.io.robot import WORLD, LinkInfo
+from torchdojo.io.robot import WORLD
 from torchdojo.mechanism import Mechanism
+from torchdojo.sensors.site import Site
 
 __all__ = ["add_drives", "driven_tendons"]
 
@@ -45,7 +46,7 @@ def add_drives(mech: Mechanism, robot: MjcfInfo) -> Findings:
                 (elsewhere if on_tendon(model, i) else lost).append(name)
             else:
                 drives[name] = drive
-    findings.add("ignored", "actuators", lost, "what they drive is not in the mechanism, or has no input")
+    findings.add("ignored", "actuators", lost, "what they drive is not in the mechanism, has no input, or does not move")
     reason = "their tendons do not act; load(tendons=True) has them"
     findings.add("ignored", "actuators of tendons, sites and bodies", elsewhere, reason)
     added = [name for name, drive in drives.items() if drive is not None]
@@ -67,12 +68,15 @@ def _drive(mech: Mechanism, robot: MjcfInfo, i: int, findings: Findings, name: s
         target = {"tendon": label, "gear": float(gear[0])}
         if model.tendon_actfrclimited[number]:
             findings.add("ignored", "largest forces of actuators on tendons", label, "their sum is not clipped")
-    elif kind == mujoco.mjtTrn.mjTRN_SITE:
-        links: list[LinkInfo] = [WORLD, *robot.links.values()]
-        site = site_in(links[int(model.site_bodyid[number])], model.site_pos[number], model.site_quat[number])
-        if site.body is None:
+    elif kind in (mujoco.mjtTrn.mjTRN_SITE, mujoco.mjtTrn.mjTRN_SLIDERCRANK):
+        sites = [_site(robot, int(number)) for number in model.actuator_trnid[i] if number >= 0]
+        if len({site.body for site in sites} - {None}) < 1 or len({site.body for site in sites}) < len(sites):
             return None
-        target = {"site": site, "gear": gear.tolist()}
+        if kind == mujoco.mjtTrn.mjTRN_SITE:
+            target = {"gear": gear.tolist(), **dict(zip(("site", "reference"), sites, strict=False))}
+        else:
+            crank, slider = sites
+            target = {"gear": float(gear[0]), "crank": crank, "slider": slider, "rod": float(model.actuator_cranklength[i])}
     else:
         places = {label: (joint, k, sign) for joint, entries in robot.coordinates.items() for k, (label, sign) in enumerate(entries)}
         joint, coordinate, sign = places.get(joint_label(model, number), ("", 0, 1.0))
@@ -107,6 +111,11 @@ def _drive(mech: Mechanism, robot: MjcfInfo, i: int, findings: Findings, name: s
         lengths=lengths if lengths[0] < lengths[1] else None,
         acc0=float(model.actuator_acc0[i]),
     )
+
+
+def _site(robot: MjcfInfo, number: int) -> Site:
+    model, links = robot.compiled.model, [WORLD, *robot.links.values()]
+    return site_in(links[int(model.site_bodyid[number])], model.site_pos[number], model.site_quat[number])
 
 
 def _range(values: Any) -> tuple[float, float]:

@@ -4,13 +4,15 @@
 //     a⁺ = clip(advance(clip(c), a)),   f = clip(G(l, v) x + B(l, v)),   x = a, a⁺ or clip(c).
 //
 // A joint has l = l₀ + g q, v = g q̇, a tendon l = g L, v = g L̇, and both get u = g f. A site has l = 0, v = p·(v, ω), and gets the wrench f p:
-// its pull p is a force and a torque, fixed in the axes of the body. A clipped value has no derivative.
+// its pull p is a force and a torque, fixed in the axes of the body. Two sites, and a crank with its slider, have a pull on each of their bodies
+// (drive_frames.hpp). A clipped value has no derivative.
 //
 // The environments of several lanes are taken together. One whose control or activation is not finite has inputs that are no numbers, keeps
 // its activations, and has no gradients.
 #pragma once
 
 #include "base/interleave.hpp"
+#include "elements/drive_frames.hpp"
 #include "elements/drive_laws.hpp"
 #include "elements/tendon_path.hpp"
 
@@ -52,6 +54,9 @@ public:
         for (const rows::Drive *row = rows_begin(); row != rows_end(); ++row) {
             if (row->target == drive_target::site) {
                 need(row->body, frame);
+            } else if (between(*row)) {
+                for (int32_t body : {row->body, row->other, row->carrier})
+                    if (body >= 0) need(body, frame);
             } else if (row->target == drive_target::tendon) {
                 const TendonTable &tendon = m.tendons[row->tendon];
                 for (int k = 0; k < tendon.num_bodies; ++k) need(m.tendon_bodies[tendon.first_body + k], frame);
@@ -77,6 +82,10 @@ public:
             if (row.target == drive_target::site) {
                 add3(&wrench[6 * row.body], law.force * law.pull),
                     add3(&wrench[6 * row.body + 3], law.force * p.vector(drive_number::turn));
+            } else if (between(row)) {
+                each_place(row, [&](int place, int body) {
+                    add3(&wrench[6 * body], law.force * pulls[place].force), add3(&wrench[6 * body + 3], law.force * pulls[place].torque);
+                });
             } else {
                 u[row.input] += p[drive_number::gear] * law.force;
             }
@@ -119,6 +128,8 @@ public:
                 by_force += dot(g, law.pull) + dot(load3(&wrench[6 * row.body + 3]), turn);
                 StateGradient<T> &to = gradients[row.body];
                 to.phi = to.phi + law.force * cross(push, transposed_times(bodies[row.body].pose.R, g));
+            } else if (between(row)) {
+                each_place(row, [&](int place, int body) { by_force += by_wrench(body, pulls[place]); });
             } else {
                 by_force += gear * u[row.input];
             }
@@ -130,6 +141,8 @@ public:
                 StateGradient<T> &to = gradients[row.body];
                 to.v = to.v + by_velocity * law.pull, to.omega = to.omega + by_velocity * turn;
                 to.phi = to.phi + by_velocity * cross(push, transposed_times(bodies[row.body].pose.R, bodies[row.body].v));
+            } else if (between(row)) {
+                pull_back_frames(row, p, law.force, by_length, by_velocity);
             } else if (row.target == drive_target::tendon) {
                 pull_back_tendon(row.tendon, gear * by_length, gear * by_velocity);
             } else {
@@ -174,7 +187,7 @@ private:
     std::vector<StateGradient<T>> gradients;
     std::vector<T> z, parameters, u, wrench, ctrl, act, next, force;
     std::vector<T> numbers;  // of the drives, where environments have their own
-    Pull<T> pulls[most_tendon_bodies] = {};  // of the tendon that was measured last
+    Pull<T> pulls[most_tendon_bodies] = {};  // of the tendon or the frames that were measured last
     Mask<T> good{};  // lanes whose controls and activations are all finite
     std::vector<uint8_t> needs;  // per body
 
@@ -185,6 +198,26 @@ private:
         const double *from[lanes<T>];
         for (int lane = 0; lane < lanes<T>; ++lane) from[lane] = rows + lane * count;
         interleave(from, size_t(count), to.data());
+    }
+
+    // Whether a drive acts between frames of two bodies.
+    static bool between(const rows::Drive &row) { return row.target == drive_target::sites || row.target == drive_target::crank; }
+    // Calls f(place, body) for the bodies that such a drive pulls, but for the world.
+    template <class F>
+    TD_INLINE void each_place(const rows::Drive &row, F &&f) const {
+        const int32_t places[] = {row.body, row.other, row.carrier};
+        for (int i = 0; i < (row.target == drive_target::sites ? 3 : 2); ++i)
+            if (places[i] < m.num_bodies) f(i, places[i]);
+    }
+    // The result of f for the frames of such a drive.
+    template <class P, class F>
+    TD_INLINE auto with_frames(const rows::Drive &row, const P &p, F &&f) const {
+        const MovingBody<T> &own = bodies[row.body], &other = bodies[row.other];
+        if (row.target == drive_target::crank) return f(SliderCrank<T>(own, other, p));
+        return f(SitePair<T>(own, other, bodies[row.carrier], p));
+    }
+    TD_INLINE T by_wrench(int body, const Pull<T> &pull) const {
+        return dot(load3(&wrench[6 * body]), pull.force) + dot(load3(&wrench[6 * body + 3]), pull.torque);
     }
 
     static bool hinge(const JointTable &joint) { return joint.free_t() == 0 && joint.free_r() == 1; }
@@ -237,6 +270,22 @@ private:
         });
     }
 
+    // Adds the gradient of by_length · l + by_velocity · v + by wrench · force · pulls for the frames whose pulls were set last.
+    template <class P>
+    TD_INLINE void pull_back_frames(const rows::Drive &row, const P &p, const T &force, const T &by_length, const T &by_velocity) {
+        Pull<T> along[3] = {}, by[3];
+        each_place(row, [&](int place, int body) {
+            along[place].force = force * load3(&wrench[6 * body]) + by_velocity * bodies[body].v;
+            along[place].torque = force * load3(&wrench[6 * body + 3]) + by_velocity * omega(body);
+        });
+        with_frames(row, p, [&](const auto &frames) { frames.pull_back(by_length, along, by); });
+        each_place(row, [&](int place, int body) {
+            StateGradient<T> &to = gradients[body];
+            to.x = to.x + by[place].force, to.phi = to.phi + by[place].torque;
+            to.v = to.v + by_velocity * pulls[place].force, to.omega = to.omega + by_velocity * pulls[place].torque;
+        });
+    }
+
     // Carries the gradient by the input of the force, and that by the activation after the step, to activation and control.
     T pass(const rows::Drive &row, const Law &law, const T &by_input) {
         if (row.activation < 0) return by_input * law.free_ctrl;
@@ -277,6 +326,11 @@ private:
         if (row.target == drive_target::site) {
             pull = bodies[row.body].pose.R * p.vector(drive_number::push);
             length = T{}, velocity = dot(pull, bodies[row.body].v) + dot(p.vector(drive_number::turn), omega(row.body));
+        } else if (between(row)) {
+            length = with_frames(row, p, [&](const auto &frames) { return frames.length(pulls); }), velocity = T{};
+            each_place(row, [&](int place, int body) {
+                velocity += dot(pulls[place].force, bodies[body].v) + dot(pulls[place].torque, omega(body));
+            });
         } else if (row.target == drive_target::tendon) {
             measure_tendon(row.tendon, length, velocity);
             length = gear * length, velocity = gear * velocity;
