@@ -27,10 +27,16 @@ _INFINITE = -torch.inf, torch.inf
 
 
 class Owner(Protocol):
-    """`Drives`: its mechanism, its drives by name, and the names of those with an activation."""
+    """`Drives`: its mechanism, its drives by name, the names of those with an activation, and the places of delayed controls."""
 
     mech: Any
     activated: tuple[str, ...]
+
+    @property
+    def delays(self) -> Mapping[str, slice]: ...
+
+    @property
+    def num_activations(self) -> int: ...
 
     @property
     def drives(self) -> Mapping[str, Any]: ...
@@ -88,7 +94,7 @@ class Lowered:
         rows, numbers = [], []
         joints = {id(joint): i for i, joint in enumerate(joint for group in program.joint_groups for joint in group.members)}
         tendons = {id(tendon): i for i, tendon in enumerate(tendon for group in program.tendon_groups for tendon in group.members)}
-        mech, activated = self._owner.mech, self._owner.activated
+        mech, activated, delays = self._owner.mech, self._owner.activated, self._owner.delays
         layout, bodies = mech.input_layout, list(mech.bodies)
         for name, drive in self._owner.drives.items():
             assert drive is not None
@@ -114,6 +120,8 @@ class Lowered:
             dynamics = next(law for law, built_in in _DYNAMICS.items() if built_in is DYNAMICS[drive.dynamics])
             values |= {
                 "activation": activated.index(name) if name in activated else -1,
+                "delay": delays[name].start if name in delays else -1,
+                "steps": delays[name].stop - delays[name].start if name in delays else 0,
                 "dynamics": int(dynamics),
                 "muscle_gain": drive.gain == "muscle",
                 "muscle_bias": drive.bias == "muscle",
@@ -128,7 +136,7 @@ class Lowered:
                 return None
             rows.append(values)
             numbers.append(drive_numbers)
-        return driving.drive_table(rows, numbers, len(activated))
+        return driving.drive_table(rows, numbers, self._owner.num_activations)
 
     def periods(self, reference: driving.Reference, given: driving.Given, repeat: int, single: bool) -> driving.Periods | None:
         """The period of controls (..., n), or the periods of (..., P, n); None where PyTorch takes the laws between the steps."""

@@ -2,6 +2,7 @@
 
 A drive turns a control into a force by a law of elements/actuator_laws.py. Before each step, in this order, as MuJoCo does:
 
+    control             that of now, or, with a delay, the one of some steps before
     length, velocity    of the transmission at z, times the gear
     a⁺                  the activation after the step, from the control
     force               clip(gain(l, v) · a + bias(l, v), forcerange); with `early`, a⁺ takes the place of a
@@ -14,6 +15,7 @@ are implicit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -24,6 +26,7 @@ from torch import Tensor
 from torchdojo.elements.actuator_laws import DYNAMICS, FORCES, Dynamics, Force
 from torchdojo.elements.tendon_paths import Frame
 from torchdojo.engine.backend import Trajectory
+from torchdojo.engine.delays import Delays, side_by_side
 from torchdojo.engine.drive_tables import Table, has_tensors, numbers_of, ordered
 from torchdojo.engine.drive_targets import check_frames, check_target, resolved, transmission, warn_of_short_rod
 from torchdojo.engine.driven import lower_drives
@@ -53,10 +56,11 @@ class Drive:
         early: whether the force has the activation after the step.
         length0: length at coordinate zero [m, rad]. lengths: (lower, upper) of the length [m], which muscles need.
         acc0: acceleration per force, which muscles without a peak force need.
+        delay: time until a control arrives [s], rounded up to whole timesteps that the mechanism has when `td.Drives` is built.
 
     Raises:
-        ValueError: nothing or several things to drive, a crank without its slider or rod, a rod that is not positive, unknown laws, too
-            few numbers, a muscle without the range of its length.
+        ValueError: nothing or several things to drive, a crank without its slider or rod, a rod that is not positive, a delay that is
+            negative, unknown laws, too few numbers, a muscle without the range of its length.
     """
 
     joint: str | None = None
@@ -81,6 +85,7 @@ class Drive:
     crank: Frame | str | None = None
     slider: Frame | str | None = None
     rod: Any = None
+    delay: float = 0.0
 
     def __post_init__(self) -> None:
         check_frames(self)
@@ -92,6 +97,8 @@ class Drive:
                 raise ValueError(f"Drive {label}_numbers: got {numbers.shape[-1]}; allowed: {law.size} or more numbers for {name!r}")
             if isinstance(law, Force) and law.needs_range and self.lengths is None:
                 raise ValueError(f"Drive {label}={name!r}: got no lengths; give the range of the length, lengths=(lower, upper) [m]")
+        if isinstance(self.delay, bool) or not isinstance(self.delay, int | float) or not 0 <= self.delay < math.inf:
+            raise ValueError(f"Drive delay: got {self.delay!r}; allowed: a number of seconds from zero up")
         if self.lengths is not None:
             low, high = (as_tensor(value, "Drive lengths") for value in self.lengths)
             if not bool((low < high).all()):
@@ -144,15 +151,16 @@ class DriveTrajectory(NamedTuple):
 class Drives:
     """The drives of a mechanism, by name: ``mech.drives = td.Drives(mech, {...})``, then ``mech.drives.rollout(z, ctrl)``.
 
-    Controls (..., n) and forces are in the order of `names`, activations (..., na) in the order of `activated`. Nothing is hidden: a step
-    takes the activations and returns them, and so does a rollout, whose periods hold their control over `repeat` steps.
+    Controls (..., n) and forces are in the order of `names`, activations (..., na) in the order of `carried`: those of `activated`, then
+    the controls that drives with a delay wait for, newest first, whose places are in `delays`. Nothing is hidden: a step takes the
+    activations and returns them, and so does a rollout, whose periods hold their control over `repeat` steps.
 
     Args:
         mech: the mechanism.
         drives: name -> `td.Drive`; None: the actuator of this name in `mech.actuators`, so that one vector has the controls of all.
 
     Raises:
-        ValueError: names that do not exist; joints or tendons without an input.
+        ValueError: names that do not exist; joints or tendons without an input; delays with timesteps that differ between environments.
     """
 
     def __init__(self, mech: Any, drives: Mapping[str, Drive | None]) -> None:
@@ -183,6 +191,7 @@ class Drives:
         # The force of a drive has its activation, the entry behind all controls, or its control.
         count = len(self.names)
         self._source = [count + self._stateful.index(i) if i in self._stateful else i for i in range(count)]
+        self._delays = Delays.of(self.drives, self.activated, mech.timestep)
         constant = not any(has_tensors(drive) for drive in self.drives.values())
         self._kept: Table | None = Table.of(self.drives, self.activated) if constant else None
         self._lowered = lower_drives(self, constant)
@@ -192,8 +201,18 @@ class Drives:
         return DYNAMICS[drive.dynamics]
 
     @property
+    def delays(self) -> dict[str, slice]:
+        """Places of the controls on their way among the activations, by the names of drives with a delay."""
+        return self._delays.places
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """A name for each activation."""
+        return (*self.activated, *self._delays.names())
+
+    @property
     def num_activations(self) -> int:
-        return len(self.activated)
+        return len(self.carried)
 
     def initial_activation(self, batch_shape: tuple[int, ...] = ()) -> Tensor:
         """Zeros (..., na)."""
@@ -216,17 +235,20 @@ class Drives:
         """
         self._check_size("ctrl", ctrl, len(self.names))
         self._check_size("act", act, self.num_activations)
-        if not self.activated:
+        if not self.num_activations:
             return act
         table, good = self._numbers, _finite(ctrl, act)
-        control, activation = table.ctrl.clip(torch.where(good, ctrl, 0.0)), torch.where(good, act, 0.0)
+        given, activation = torch.where(good, ctrl, 0.0), torch.where(good, act, 0.0)
         columns = [(group, group.places, [self._stateful.index(place) for place in group.places]) for group in table.dynamics]
         for _ in range(check_repeat(repeat)):
+            control = table.ctrl.clip(self._delays.arrived(given, activation))
             parts = [
                 (indices, DYNAMICS[group.law].advance(control[..., places], activation[..., indices], group.numbers, self.mech.timestep))
                 for group, places, indices in columns
             ]
-            activation = table.act.clip(ordered(parts))
+            after = [table.act.clip(ordered(parts))] if parts else []
+            after += [self._delays.step(given, activation)] if self.delays else []
+            activation = side_by_side(*after)
         return torch.where(good, activation, act)
 
     def measure(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -255,12 +277,14 @@ class Drives:
         """Force of each drive before its gear [N, N·m], (..., n); zeros for drives of `mech.actuators`."""
         self._check_size("ctrl", ctrl, len(self.names))
         self._check_size("act", act, self.num_activations)
-        table, count = self._numbers, len(self.names)
+        table = self._numbers
         lengths, velocities = self.measure(z)
-        source = table.ctrl.clip(ctrl)
+        source = table.ctrl.clip(self._delays.arrived(ctrl, act))
         if self.activated:
-            activation = torch.where(self._early, self.advance(ctrl, act), act) if bool(self._early.any()) else act
-            source = ordered([(range(count), source), (range(count, count + self.num_activations), activation)])[..., self._source]
+            own = act[..., : len(self.activated)]
+            if bool(self._early.any()):
+                own = torch.where(self._early, self.advance(ctrl, act)[..., : len(self.activated)], own)
+            source = side_by_side(source, own)[..., self._source]
         parts: tuple[list[tuple[list[int], Tensor]], ...] = ([], [])
         for part, groups, name in zip(parts, (table.gain, table.bias), ("gain", "bias"), strict=True):
             for group in groups:
@@ -438,7 +462,7 @@ class Drives:
     def _check_size(self, name: str, value: Tensor, size: int) -> None:
         if not isinstance(value, Tensor) or value.ndim < 1 or value.shape[-1] != size:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            names = self.names if name == "ctrl" else self.activated
+            names = self.names if name == "ctrl" else self.carried
             raise ValueError(f"{name}: got {got}; allowed: a tensor (..., {size}), one number for each of {list(names)}")
 
 

@@ -110,7 +110,7 @@ class Driving:
         shape, given = (len(start.z), self.drives.num_activations), isinstance(activation, Tensor)
         if not given or tuple(activation.shape) != shape or not bool(torch.isfinite(activation).all()):
             got = f"{activation.dtype} {tuple(activation.shape)}" if given else type(activation).__name__
-            raise ValueError(f"activations of {label}: got {got}; allowed: finite numbers, {shape}, of {list(self.drives.activated)}")
+            raise ValueError(f"activations of {label}: got {got}; allowed: finite numbers, {shape}, of {list(self.drives.carried)}")
         return start._replace(activation=activation.detach().double())
 
     def check_sensors(self, kinds: Mapping[str, str]) -> None:

@@ -258,6 +258,7 @@ DRIVE = _row(
     "input",  # its place in u (−1: none)
     "number",  # among the controls
     "activation",  # among the activations (−1: none)
+    "delay steps",  # controls on their way: the place of the newest among the activations (−1: none), and their count
     "dynamics",  # a `DriveDynamics`
     "muscle_gain muscle_bias",  # whether gain and bias have the curves of a muscle
     "early",  # whether the force has the activation after the step

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from torchdojo.io.mjcf.model import import_mujoco
 
 __all__ = ["GAINS", "dynamics_of", "on_tendon", "taken"]
@@ -47,6 +45,5 @@ def taken(model: Any, i: int) -> bool:
         and dynamics_of(model, i)
         and all(law in GAINS for law in laws)
         and model.actuator_plugin[i] < 0
-        and not np.any(getattr(model, "actuator_delay", np.zeros(model.nu))[i])
         and not (0 <= group <= 30 and int(model.opt.disableactuator) >> group & 1)
     )

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from torchdojo.engine.delays import ROUNDING
 from torchdojo.engine.drives import Drive, Drives
 from torchdojo.io.mjcf.description import MjcfInfo
 from torchdojo.io.mjcf.drive_laws import GAINS, dynamics_of, on_tendon, taken
@@ -110,7 +111,21 @@ def _drive(mech: Mechanism, robot: MjcfInfo, i: int, findings: Findings, name: s
         early=bool(model.actuator_actearly[i]),
         lengths=lengths if lengths[0] < lengths[1] else None,
         acc0=float(model.actuator_acc0[i]),
+        delay=_delay(mech, model, i, findings, name),
     )
+
+
+def _delay(mech: Mechanism, model: Any, i: int, findings: Findings, name: str) -> float:
+    """The delay of the controls of an actuator [s], which older versions of MuJoCo lack."""
+    delay = float(getattr(model, "actuator_delay", np.zeros(i + 1))[i])
+    if not delay:
+        return 0.0
+    kept, interpolation = (int(number) for number in model.actuator_history[i])  # MuJoCo takes the oldest of the controls that it keeps
+    timestep = float(mech.timestep.max())
+    steps = delay / timestep
+    if interpolation and steps < kept and abs(steps - round(steps)) > ROUNDING:
+        findings.add("approximated", "delays of actuators", name, "a control between two steps is the earlier one, without interpolation")
+    return min(delay, kept * timestep)
 
 
 def _site(robot: MjcfInfo, number: int) -> Site:

@@ -20,7 +20,7 @@ from torchdojo.elements.servo import SERVO_RANGE
 from torchdojo.elements.tendon_paths import FixedTendon, Frame
 from torchdojo.engine.drive_tables import numbers_of
 from torchdojo.engine.drive_targets import FRAMES
-from torchdojo.engine.drives import Drive
+from torchdojo.engine.drives import Drive, Drives
 from torchdojo.io.mjcf.writing import Writing, number_of, range_of, text_of
 
 __all__ = ["carried_damping", "force_ranges", "write_actuators"]
@@ -138,6 +138,8 @@ def _drive(file: Writing, name: str, drive: Drive, tendons: Sequence[str]) -> di
     for key in ("ctrlrange", "forcerange", "actrange"):
         if (text := range_of(getattr(drive, key), f"{key} of {label}")) is not None:
             laws[key] = text
+    if name in (delays := cast(Drives, file.mech.drives).delays):
+        laws |= {"delay": text_of(drive.delay), "nsample": str(delays[name].stop - delays[name].start)}
     return {**target, **laws, **({"actearly": "true"} if drive.early else {})}
 
 

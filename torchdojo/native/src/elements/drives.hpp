@@ -5,7 +5,8 @@
 //
 // A joint has l = l₀ + g q, v = g q̇, a tendon l = g L, v = g L̇, and both get u = g f. A site has l = 0, v = p·(v, ω), and gets the wrench f p:
 // its pull p is a force and a torque, fixed in the axes of the body. Two sites, and a crank with its slider, have a pull on each of their bodies
-// (drive_frames.hpp). A clipped value has no derivative.
+// (drive_frames.hpp). A clipped value has no derivative. With a delay of k steps, c is the last of k controls on their way, which are among the
+// activations, newest first, and move by one place with each step.
 //
 // The environments of several lanes are taken together. One whose control or activation is not finite has inputs that are no numbers, keeps
 // its activations, and has no gradients.
@@ -79,6 +80,10 @@ public:
         each([&](const rows::Drive &row, const auto &p, const Law &law) {
             force[row.number] = law.force;
             if (row.activation >= 0) next[row.activation] = law.clipped;
+            if (row.steps) {
+                std::copy_n(&act[row.delay], row.steps - 1, &next[row.delay] + 1);
+                next[row.delay] = ctrl[row.number];
+            }
             if (row.target == drive_target::site) {
                 add3(&wrench[6 * row.body], law.force * law.pull),
                     add3(&wrench[6 * row.body + 3], law.force * p.vector(drive_number::turn));
@@ -136,7 +141,7 @@ public:
             by_force = by_force * law.free;
             const T by_length = by_force * (law.gain.first * law.input + law.bias.first);
             const T by_velocity = by_force * (law.gain.second * law.input + law.bias.second);
-            force[row.number] = pass(row, law, by_force * law.gain.value);
+            force[row.number] = arrive(row, pass(row, law, by_force * law.gain.value));
             if (site) {
                 StateGradient<T> &to = gradients[row.body];
                 to.v = to.v + by_velocity * law.pull, to.omega = to.omega + by_velocity * turn;
@@ -286,6 +291,17 @@ private:
         });
     }
 
+    // Carries the gradient by the control that a drive takes, and those by the controls on their way after the step, to those before it; the
+    // result is the gradient by the control that is given.
+    T arrive(const rows::Drive &row, const T &by_control) {
+        if (!row.steps) return by_control;
+        T *by = &next[row.delay];
+        const T by_given = by[0];
+        std::copy_n(by + 1, row.steps - 1, by);
+        by[row.steps - 1] = by_control;
+        return by_given;
+    }
+
     // Carries the gradient by the input of the force, and that by the activation after the step, to activation and control.
     T pass(const rows::Drive &row, const Law &law, const T &by_input) {
         if (row.activation < 0) return by_input * law.free_ctrl;
@@ -378,8 +394,9 @@ private:
             law.gain = row.muscle_gain ? muscle_gain_of(length, velocity, gain) : affine(length, velocity, gain);
             law.bias = row.muscle_bias ? muscle_bias_of(length, bias) : affine(length, velocity, bias);
             const auto controls = p.range(drive_number::ctrlrange), forces = p.range(drive_number::forcerange);
-            const T control = controls.clip(ctrl[row.number]);
-            law.free_ctrl = controls.inside(ctrl[row.number]), law.input = control;
+            const T &given = row.steps ? act[row.delay + row.steps - 1] : ctrl[row.number];
+            const T control = controls.clip(given);
+            law.free_ctrl = controls.inside(given), law.input = control;
             if (row.activation >= 0) {
                 const auto acts = p.range(drive_number::actrange);
                 law.moved = drive_laws::advance(row.dynamics, control, act[row.activation], p.from(drive_number::dynamics),
