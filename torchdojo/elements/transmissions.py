@@ -9,6 +9,9 @@ gives the bodies the power F times velocity, exactly. P₁ and P₂ are the orig
     crank and slider    length g (a·d − √D), D = (a·d)² + r² − |d|². A rod of length r leads from P₁ to a slider on the line through P₂
                         along its z axis a. Wrenches are the gradient of the length.
 
+    adhesion            no length. Of the contacts of a body, k have a gap below a reach. Each pulls the body by -n/k at the point of
+                        contact, and the other body by n/k, with the normal n from the other body.
+
 All are MuJoCo's. The carrier of two sites is the nearest body from which joints lead to both. MuJoCo takes the force of two sites off the
 joints that move both alike, and this is what the couple does. It keeps the angular momentum of a mechanism with a carrier. Where no body
 carries both sites, the world takes the couple. Two free bodies then keep their linear momentum, and the angular one if g is zero.
@@ -18,12 +21,15 @@ also changes as the reference turns on the carrier. The velocity along γ is the
 
 Where the rod does not reach the line, D ≤ 0, the length is g a·d, that of the foot of the crank on the line, and wrenches are its gradient.
 As D goes to zero from above, wrenches grow as 1/√D, without bound.
+
+Adhesion counts contacts at the start of the step, and its pulls jump where k changes. MuJoCo counts the contacts that it has found, within
+the margins of geoms; hard contacts rest at a small gap, so that a reach takes their place.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -32,7 +38,7 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.elements.tendon_paths import Frame
 
-__all__ = ["Moving", "Transmission", "at_site", "between_sites", "distance_to_axis", "slider_crank"]
+__all__ = ["Moving", "Touching", "Transmission", "adhesion", "at_site", "between_sites", "distance_to_axis", "slider_crank"]
 
 
 class Moving(NamedTuple):
@@ -46,6 +52,16 @@ class Moving(NamedTuple):
 
 States = Callable[[str | None], Moving]  # of a body by name; None: the world
 Wrench = tuple[str | None, Tensor, Tensor]
+
+
+class Touching(NamedTuple):
+    """A contact at a state: its bodies, the gap (...), the normal from the other body (..., 3), the point of contact (..., 3)."""
+
+    body: str
+    other: str | None
+    gap: Tensor
+    normal: Tensor
+    point: Tensor
 
 
 class Transmission(NamedTuple):
@@ -112,6 +128,19 @@ def slider_crank(crank: Frame, slider: Frame, rod: Tensor, gear: Tensor, states:
     on_other = on_other - quat.cross(slider.position, quat.inverse_rotate(other.q, force))
     length = gear * (along - torch.where(reaches, root, 0.0))
     return Transmission(length, [(crank.body, force, on_own), (slider.body, -force, on_other)])
+
+
+def adhesion(touching: Sequence[Touching], reach: Tensor, gear: Tensor, states: States) -> Transmission:
+    """Equal pulls along the normals of the contacts of a body. reach: gap below which they act, (...) [m]. gear: (...)."""
+    near = torch.stack(torch.broadcast_tensors(*[contact.gap.detach() < reach for contact in touching]), dim=-1)
+    weights = torch.where(near, (gear / near.sum(-1).clamp_min(1))[..., None], 0.0)
+    wrenches: list[Wrench] = []
+    for contact, weight in zip(touching, weights.unbind(-1), strict=True):
+        pull = weight[..., None] * contact.normal
+        for body, force in ((contact.body, -pull), (contact.other, pull)):
+            state = states(body)
+            wrenches.append((body, force, quat.inverse_rotate(state.q, quat.cross(contact.point - state.x, force))))
+    return Transmission(None, wrenches)
 
 
 def distance_to_axis(crank: Frame, slider: Frame, states: States) -> Tensor:

@@ -16,7 +16,7 @@ from torchdojo.parameters import as_tensor
 __all__ = ["Bounds", "Group", "Table", "has_tensors", "numbers_of", "ordered"]
 
 RANGES = "ctrlrange", "forcerange", "actrange"
-FIELDS = "gear", "dynamics_numbers", "gain_numbers", "bias_numbers", *RANGES, "length0", "lengths", "acc0", "rod"
+FIELDS = "gear", "dynamics_numbers", "gain_numbers", "bias_numbers", *RANGES, "length0", "lengths", "acc0", "rod", "reach"
 
 
 class Group(NamedTuple):
@@ -42,7 +42,7 @@ class Bounds(NamedTuple):
 class Table(NamedTuple):
     """Numbers of all drives. Drives of `mech.actuators` have zeros for numbers, and infinite ranges.
 
-    gear, length0: (..., n), zero at sites and cranks. ctrl, force: `Bounds` (..., n). act: `Bounds` of the activations, (..., na).
+    gear, length0: (..., n), zero where it acts by wrenches. ctrl, force: `Bounds` (..., n). act: `Bounds` of the activations.
     dynamics: groups of the drives with an activation. gain, bias: of all drives with a law.
     """
 

@@ -1,4 +1,4 @@
-"""The targets of drives: checks, and transmissions of drives on sites and cranks at a state."""
+"""The targets of drives: checks, and transmissions of drives on sites, cranks and bodies at a state."""
 
 from __future__ import annotations
 
@@ -9,15 +9,38 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from torchdojo.elements.contact import Contact
 from torchdojo.elements.joint import FreePose
+from torchdojo.elements.near_contact import NearContact
 from torchdojo.elements.tendon_paths import Frame
-from torchdojo.elements.transmissions import Moving, Transmission, at_site, between_sites, distance_to_axis, slider_crank
+from torchdojo.elements.transmissions import (
+    Moving,
+    Touching,
+    Transmission,
+    adhesion,
+    at_site,
+    between_sites,
+    distance_to_axis,
+    slider_crank,
+)
 from torchdojo.engine.drive_tables import numbers_of
 from torchdojo.parameters import as_tensor, require, transforming, warn_user
 from torchdojo.state.minimal import tree_joints
 
-__all__ = ["FRAMES", "carrier_of", "check_frames", "check_target", "frames_of", "resolved", "transmission", "warn_of_short_rod"]
+__all__ = [
+    "FRAMES",
+    "carrier_of",
+    "check_frames",
+    "check_target",
+    "contacts_of",
+    "frames_of",
+    "pushes",
+    "resolved",
+    "transmission",
+    "warn_of_short_rod",
+]
 
+TARGETS = "joint", "tendon", "site", "crank", "body"
 #: Fields of `td.Drive` that are frames on bodies: of a site, and of the crank with its slider.
 FRAMES = ("site", "reference", "crank", "slider")
 
@@ -27,6 +50,11 @@ def frames_of(drive: Any) -> list[Frame]:
     return [] if drive is None else [frame for name in FRAMES if (frame := getattr(drive, name)) is not None]
 
 
+def pushes(drive: Any) -> bool:
+    """Whether a drive acts by wrenches."""
+    return drive is not None and not (drive.joint or drive.tendon)
+
+
 def check_frames(drive: Any) -> None:
     """Raise unless a drive has one target, with all that belongs to it and nothing else.
 
@@ -34,15 +62,17 @@ def check_frames(drive: Any) -> None:
         ValueError: nothing or several things to drive, a reference without a site, parts of a crank that lack others, a rod that is
             not positive.
     """
-    targets = [name for name in ("joint", "tendon", "site", "crank") if getattr(drive, name) is not None]
+    targets = [name for name in TARGETS if getattr(drive, name) is not None]
     if len(targets) != 1:
-        raise ValueError(f"Drive: got {' and '.join(targets) or 'nothing'} to drive; allowed: one of joint=, tendon=, site=, crank=")
+        raise ValueError(f"Drive: got {' and '.join(targets) or 'nothing'} to drive; allowed: one of joint=, tendon=, site=, crank=, body=")
     if drive.reference is not None and drive.site is None:
         raise ValueError(f"Drive: got a reference for a {targets[0]}; allowed: for a site, Drive(site=..., reference=...)")
     for name in ("slider", "rod"):
         if (getattr(drive, name) is None) != (drive.crank is None):
             got = f"{name}={getattr(drive, name)!r} for a {targets[0]}"
             raise ValueError(f"Drive: got {got}; allowed: all of them or none, Drive(crank=..., slider=..., rod=length)")
+    reach = as_tensor(drive.reach, "Drive reach")
+    require(torch.isfinite(reach) & (reach > 0), "Drive reach", reach, "finite gaps above zero [m], below which contacts pull")
     if drive.crank is not None:
         rod = as_tensor(drive.rod, "Drive rod")
         require(torch.isfinite(rod) & (rod > 0), "Drive rod", rod, "finite lengths above zero [m], from the crank to the slider")
@@ -85,6 +115,8 @@ def check_target(mech: Any, name: str, drive: Any) -> None:
         raise ValueError(
             f"drive {name!r}: got coordinate {drive.coordinate}; {drive.joint!r} has {mech.joints[drive.joint].num_coordinates}"
         )
+    if drive.body is not None:
+        _check_body(mech, name, drive.body)
     frames = frames_of(drive)
     for frame in frames:
         if frame.body not in mech.bodies and (frame.body is not None or len(frames) == 1):
@@ -96,6 +128,25 @@ def check_target(mech: Any, name: str, drive: Any) -> None:
         raise ValueError(
             f"drive {name!r}: got two sites on {frames[0].body!r}, which do not move relative to each other; allowed: two bodies"
         )
+
+
+def _check_body(mech: Any, name: str, body: str) -> None:
+    """Raise unless a body has contacts, and no near contacts, whose terms are chosen inside of the step."""
+    if body not in mech.bodies:
+        raise ValueError(f"drive {name!r}: got the body {body!r}; bodies are {list(mech.bodies)}")
+    contacts = contacts_of(mech, body)
+    near = [label for label, contact in contacts.items() if isinstance(contact, NearContact)]
+    if not contacts:
+        touching = [other for other in mech.bodies if contacts_of(mech, other)]
+        raise ValueError(f"drive {name!r}: got the body {body!r}, which has no contacts; allowed: {touching}; give it contacts")
+    if near:
+        got = f"the body {body!r} with near contacts, {near[:3]}"
+        raise ValueError(f"drive {name!r}: got {got}; allowed: contacts of other kinds; give it points, or shapes with closed forms")
+
+
+def contacts_of(mech: Any, body: str) -> dict[str, Contact]:
+    """The contacts of a body, by name."""
+    return {name: contact for name, contact in mech.named_contacts().items() if body in contact.body_names}
 
 
 def carrier_of(mech: Any, drive: Any) -> str | None:
@@ -118,9 +169,20 @@ def transmission(mech: Any, z: Tensor, drive: Any) -> tuple[Transmission, Tensor
         found = slider_crank(drive.crank, drive.slider, numbers_of(drive.rod), gear, states)
     elif drive.reference is not None:
         found = between_sites(drive.site, drive.reference, carrier_of(mech, drive), gear, states)
+    elif drive.body is not None:
+        found = adhesion(_touching(mech, z, drive.body), numbers_of(drive.reach), gear, states)
     else:
         found = at_site(drive.site, gear, states)
     return found, found.velocity(states)
+
+
+def _touching(mech: Any, z: Tensor, body: str) -> list[Touching]:
+    result = []
+    for contact in contacts_of(mech, body).values():
+        poses = mech.element_poses(z, contact)
+        gap, normal, arm = contact._witness(tuple(poses))
+        result.append(Touching(contact.body, contact.other, gap, normal, poses[0].x + arm))
+    return result
 
 
 def _states(mech: Any, z: Tensor) -> Callable[[str | None], Moving]:

@@ -108,6 +108,9 @@ class Lowered:
                 if other is not None:
                     carrier = carrier_of(mech, drive) if drive.site is not None else None
                     values |= {"other": numbered[other.body], "carrier": numbered[carrier]}
+            elif drive.body is not None:
+                values |= {"target": DriveTarget.BODY, "body": bodies.index(drive.body)}
+                drive_numbers |= {"gear": numbers_of(drive.gear)[..., None], "reach": numbers_of(drive.reach)[..., None]}
             elif drive.tendon is not None:
                 values |= {"target": DriveTarget.TENDON, "tendon": tendons[id(mech.tendons[drive.tendon])]}
                 values |= {"input": layout[drive.tendon].start}

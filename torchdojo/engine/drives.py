@@ -44,10 +44,11 @@ class Drive:
     """An actuator with a law of its own; numbers, or tensors (...,) that may carry a graph.
 
     Args:
-        joint, coordinate, tendon, site, crank: its target, exactly one: a coordinate of an actuated joint, an actuated tendon, a `td.Site`
-            or the name of one in `mech.sites`.
+        joint, coordinate, tendon, site, crank, body: its target, exactly one: a coordinate of an actuated joint, an actuated tendon, a
+            `td.Site` or the name of one in `mech.sites`, or the name of a body that holds on to what it touches, with a positive force.
         reference: another site, which the force and the torque of `site` are relative to, in its frame; it gets the opposite ones.
         slider, rod: a site on whose z axis a slider is, and the length of the rod to it from the site `crank` [m].
+        reach: gap below which contacts of `body` share its force, in equal parts along their normals [m].
         gear: length per length of the target, and force per force; of a site six numbers, force and torque in its frame, or in that of
             its reference.
         dynamics, dynamics_numbers: law of its activation, a name in `DYNAMICS`, and numbers of the law.
@@ -86,6 +87,8 @@ class Drive:
     slider: Frame | str | None = None
     rod: Any = None
     delay: float = 0.0
+    body: str | None = None
+    reach: Any = 1e-3
 
     def __post_init__(self) -> None:
         check_frames(self)
@@ -296,7 +299,7 @@ class Drives:
         return table.force.clip(gain * source + bias)
 
     def inputs(self, ctrl: Tensor, act: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """u (..., nu), wrench (..., 6 nb) of drives at sites and cranks or None, and the forces (..., n)."""
+        """u (..., nu), wrench (..., 6 nb) of drives at sites, cranks and contacts or None, and the forces (..., n)."""
         mech, force = self.mech, self.forces(ctrl, act, z)
         batch = torch.broadcast_shapes(force.shape[:-1], ctrl.shape[:-1])
         u = force.new_zeros(*batch, mech.num_inputs)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.engine.drive_tables import numbers_of
-from torchdojo.engine.drive_targets import frames_of
+from torchdojo.engine.drive_targets import pushes
 from torchdojo.engine.drives import Drive, Drives
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
@@ -119,7 +119,7 @@ class Driving:
         Raises:
             ValueError: there are such.
         """
-        at_sites = [name for name, drive in self.drives.drives.items() if frames_of(drive)]
+        at_sites = [name for name, drive in self.drives.drives.items() if pushes(drive)]
         wrong = [name for name, kind in kinds.items() if kind in PUSHED]
         if at_sites and wrong and self.repeat > 1:
             raise ValueError(f"sensors: got {wrong} with drives at sites, {at_sites}, and repeat={self.repeat}; allowed: repeat=1")

@@ -251,7 +251,7 @@ ACTUATOR = _row("joint coordinate input number")
 #: A drive, in a table of its own (driving.py).
 DRIVE = _row(
     "target",  # a `DriveTarget`
-    "body",  # the body with the site or the crank; the world is the number of bodies (−1: none)
+    "body",  # the body with the site or the crank, or that holds on; the world is the number of bodies (−1: none)
     "other carrier",  # the body with the other frame, and the one that takes the couple of two sites; likewise
     "joint coordinate",  # the coordinate that it drives
     "tendon",

@@ -80,7 +80,7 @@ def read_drives(compiled: CompiledMjcf, findings: Findings) -> tuple[dict[str, D
         "ignored",
         "actuators of tendons, sites and bodies",
         elsewhere,
-        "their law is not known, or they drive neither a joint, a tendon, a site nor a crank; step has wrench=",
+        "their law is not known, or they drive something else than joints, tendons, sites, cranks and bodies; step has wrench=",
     )
     return drives, driven
 

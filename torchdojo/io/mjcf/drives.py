@@ -1,4 +1,4 @@
-"""Actuators of an MJCF file that `td.Drives` takes: those with activations or muscles, and those on tendons, sites and cranks."""
+"""Actuators of an MJCF file that `td.Drives` takes: those with activations, muscles or delays, on tendons, sites, cranks and bodies."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from typing import Any
 
 import numpy as np
 
+from torchdojo.elements.near_contact import NearContact
 from torchdojo.engine.delays import ROUNDING
+from torchdojo.engine.drive_targets import contacts_of
 from torchdojo.engine.drives import Drive, Drives
 from torchdojo.io.mjcf.description import MjcfInfo
-from torchdojo.io.mjcf.drive_laws import GAINS, dynamics_of, on_tendon, taken
+from torchdojo.io.mjcf.drive_laws import GAINS, HELD, dynamics_of, on_body, on_tendon, taken
 from torchdojo.io.mjcf.model import disabled, import_mujoco
 from torchdojo.io.mjcf.names import joint_label, tendon_label
 from torchdojo.io.mjcf.tendons import site_in
 from torchdojo.io.report import Findings
-from torchdojo.io.robot import WORLD
+from torchdojo.io.robot import WORLD, LinkInfo
 from torchdojo.mechanism import Mechanism
 from torchdojo.sensors.site import Site
 
@@ -37,6 +39,7 @@ def add_drives(mech: Mechanism, robot: MjcfInfo) -> Findings:
     shared = () if mech.actuators is None else mech.actuators.names
     lost: list[str] = []
     elsewhere: list[str] = []
+    loose: list[str] = []
     for i in range(model.nu):
         name = names.get(i) or str(model.actuator(i).name) or f"actuator{i}"
         if name in shared:
@@ -44,12 +47,14 @@ def add_drives(mech: Mechanism, robot: MjcfInfo) -> Findings:
         elif taken(model, i):
             drive = _drive(mech, robot, i, findings, name)
             if drive is None:
-                (elsewhere if on_tendon(model, i) else lost).append(name)
+                (elsewhere if on_tendon(model, i) else loose if on_body(model, i) else lost).append(name)
             else:
                 drives[name] = drive
     findings.add("ignored", "actuators", lost, "what they drive is not in the mechanism, has no input, or does not move")
     reason = "their tendons do not act; load(tendons=True) has them"
     findings.add("ignored", "actuators of tendons, sites and bodies", elsewhere, reason)
+    reason = "their bodies have no contacts, or near contacts"
+    findings.add("ignored", "actuators of tendons, sites and bodies", loose, reason)
     added = [name for name, drive in drives.items() if drive is not None]
     if added:
         mech.drives = Drives(mech, drives)
@@ -69,6 +74,15 @@ def _drive(mech: Mechanism, robot: MjcfInfo, i: int, findings: Findings, name: s
         target = {"tendon": label, "gear": float(gear[0])}
         if model.tendon_actfrclimited[number]:
             findings.add("ignored", "largest forces of actuators on tendons", label, "their sum is not clipped")
+    elif kind == mujoco.mjtTrn.mjTRN_BODY:
+        links: list[LinkInfo] = [WORLD, *robot.links.values()]
+        body = links[number].body
+        contacts = [] if body is None else contacts_of(mech, body).values()
+        if not contacts or any(isinstance(contact, NearContact) for contact in contacts):
+            return None
+        # Contacts of a pair begin at the sum of the margins of its geoms.
+        margins = [model.geom_margin[here] for here in (model.geom_bodyid == number, model.geom_bodyid != number)]
+        target = {"body": body, "reach": max(HELD, float(sum(margin.max(initial=0.0) for margin in margins)))}
     elif kind in (mujoco.mjtTrn.mjTRN_SITE, mujoco.mjtTrn.mjTRN_SLIDERCRANK):
         sites = [_site(robot, int(number)) for number in model.actuator_trnid[i] if number >= 0]
         if len({site.body for site in sites} - {None}) < 1 or len({site.body for site in sites}) < len(sites):

@@ -21,6 +21,7 @@ from torchdojo.elements.tendon_paths import FixedTendon, Frame
 from torchdojo.engine.drive_tables import numbers_of
 from torchdojo.engine.drive_targets import FRAMES
 from torchdojo.engine.drives import Drive, Drives
+from torchdojo.io.mjcf.drive_laws import HELD
 from torchdojo.io.mjcf.writing import Writing, number_of, range_of, text_of
 
 __all__ = ["carried_damping", "force_ranges", "write_actuators"]
@@ -122,6 +123,11 @@ def _drive(file: Writing, name: str, drive: Drive, tendons: Sequence[str]) -> di
     zero = torch.as_tensor(number_of(drive.length0, f"length0 of {label}")).double()
     if drive.site is not None or drive.crank is not None:
         target = _sites(file, name, drive)
+    elif drive.body is not None:
+        if float(gear) != 1.0:
+            return None  # MuJoCo's adhesion has no gear
+        target = {"body": drive.body}
+        file.left_out += [f"drives.{name}.reach"] if number_of(drive.reach, f"reach of {label}") != HELD else []
     elif drive.tendon:
         target, tendon = {"tendon": drive.tendon}, file.mech.tendons[drive.tendon]
         zero = gear.reshape(()) * tendon.offset.detach() if isinstance(tendon, FixedTendon) else torch.zeros((), dtype=torch.float64)

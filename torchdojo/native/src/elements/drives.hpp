@@ -5,7 +5,7 @@
 //
 // A joint has l = l₀ + g q, v = g q̇, a tendon l = g L, v = g L̇, and both get u = g f. A site has l = 0, v = p·(v, ω), and gets the wrench f p:
 // its pull p is a force and a torque, fixed in the axes of the body. Two sites, and a crank with its slider, have a pull on each of their bodies
-// (drive_frames.hpp). A clipped value has no derivative. With a delay of k steps, c is the last of k controls on their way, which are among the
+// (drive_frames.hpp), and adhesion has one on all bodies that its body touches (drive_adhesion.hpp). A clipped value has no derivative. With a delay of k steps, c is the last of k controls on their way, which are among the
 // activations, newest first, and move by one place with each step.
 //
 // The environments of several lanes are taken together. One whose control or activation is not finite has inputs that are no numbers, keeps
@@ -13,6 +13,7 @@
 #pragma once
 
 #include "base/interleave.hpp"
+#include "elements/drive_adhesion.hpp"
 #include "elements/drive_frames.hpp"
 #include "elements/drive_laws.hpp"
 #include "elements/tendon_path.hpp"
@@ -55,6 +56,9 @@ public:
         for (const rows::Drive *row = rows_begin(); row != rows_end(); ++row) {
             if (row->target == drive_target::site) {
                 need(row->body, frame);
+            } else if (row->target == drive_target::body) {
+                Adhesion<T>::each_pair(m, row->body, [&](int body, int other) { need(body, frame), need(other, frame); });
+                held.resize(m.num_bodies + 1), along.resize(m.num_bodies + 1);
             } else if (between(*row)) {
                 for (int32_t body : {row->body, row->other, row->carrier})
                     if (body >= 0) need(body, frame);
@@ -87,6 +91,9 @@ public:
             if (row.target == drive_target::site) {
                 add3(&wrench[6 * row.body], law.force * law.pull),
                     add3(&wrench[6 * row.body + 3], law.force * p.vector(drive_number::turn));
+            } else if (row.target == drive_target::body) {
+                for (int i = 0; i < m.num_bodies; ++i)
+                    add3(&wrench[6 * i], law.force * held[i].force), add3(&wrench[6 * i + 3], law.force * held[i].torque);
             } else if (between(row)) {
                 each_place(row, [&](int place, int body) {
                     add3(&wrench[6 * body], law.force * pulls[place].force), add3(&wrench[6 * body + 3], law.force * pulls[place].torque);
@@ -133,6 +140,8 @@ public:
                 by_force += dot(g, law.pull) + dot(load3(&wrench[6 * row.body + 3]), turn);
                 StateGradient<T> &to = gradients[row.body];
                 to.phi = to.phi + law.force * cross(push, transposed_times(bodies[row.body].pose.R, g));
+            } else if (row.target == drive_target::body) {
+                for (int i = 0; i < m.num_bodies; ++i) by_force += by_wrench(i, held[i]);
             } else if (between(row)) {
                 each_place(row, [&](int place, int body) { by_force += by_wrench(body, pulls[place]); });
             } else {
@@ -146,6 +155,8 @@ public:
                 StateGradient<T> &to = gradients[row.body];
                 to.v = to.v + by_velocity * law.pull, to.omega = to.omega + by_velocity * turn;
                 to.phi = to.phi + by_velocity * cross(push, transposed_times(bodies[row.body].pose.R, bodies[row.body].v));
+            } else if (row.target == drive_target::body) {
+                pull_back_adhesion(row, p, law.force, by_velocity);
             } else if (between(row)) {
                 pull_back_frames(row, p, law.force, by_length, by_velocity);
             } else if (row.target == drive_target::tendon) {
@@ -193,6 +204,8 @@ private:
     std::vector<T> z, parameters, u, wrench, ctrl, act, next, force;
     std::vector<T> numbers;  // of the drives, where environments have their own
     Pull<T> pulls[most_tendon_bodies] = {};  // of the tendon or the frames that were measured last
+    std::vector<Pull<T>> held, along;  // of all bodies, of the adhesion that was measured last, and what its pulls are multiplied with
+    const double *samples[lanes<T>] = {};  // of height fields, behind the parameters
     Mask<T> good{};  // lanes whose controls and activations are all finite
     std::vector<uint8_t> needs;  // per body
 
@@ -231,6 +244,7 @@ private:
     template <bool derived>
     void load(const DrivenLanes<T> &at) {
         interleave(at.z, z.size(), z.data()), interleave(at.ctrl, ctrl.size(), ctrl.data()), interleave(at.act, act.size(), act.data());
+        std::copy_n(at.parameters, lanes<T>, samples);
         if (!common) interleave(at.parameters, parameters.size(), parameters.data());
         if (d->stride) {
             const double *from[lanes<T>];
@@ -291,6 +305,23 @@ private:
         });
     }
 
+    // The same for an adhesion whose pulls were set last.
+    template <class P>
+    TD_INLINE void pull_back_adhesion(const rows::Drive &row, const P &p, const T &force, const T &by_velocity) {
+        const T gear = p[drive_number::gear];
+        along[m.num_bodies] = Pull<T>{};
+        for (int i = 0; i < m.num_bodies; ++i) {
+            along[i].force = gear * (force * load3(&wrench[6 * i]) + by_velocity * bodies[i].v);
+            along[i].torque = gear * (force * load3(&wrench[6 * i + 3]) + by_velocity * omega(i));
+            gradients[i].v = gradients[i].v + by_velocity * held[i].force;
+            gradients[i].omega = gradients[i].omega + by_velocity * held[i].torque;
+        }
+        adhesion(row).pull_back(p[drive_number::reach], along.data(), [&](int body, const Vec3<T> &x, const Vec3<T> &phi) {
+            gradients[body].x = gradients[body].x + x, gradients[body].phi = gradients[body].phi + phi;
+        });
+    }
+    Adhesion<T> adhesion(const rows::Drive &row) const { return {m, bodies, parameters.data(), samples, row.body}; }
+
     // Carries the gradient by the control that a drive takes, and those by the controls on their way after the step, to those before it; the
     // result is the gradient by the control that is given.
     T arrive(const rows::Drive &row, const T &by_control) {
@@ -342,6 +373,13 @@ private:
         if (row.target == drive_target::site) {
             pull = bodies[row.body].pose.R * p.vector(drive_number::push);
             length = T{}, velocity = dot(pull, bodies[row.body].v) + dot(p.vector(drive_number::turn), omega(row.body));
+        } else if (row.target == drive_target::body) {
+            adhesion(row).measure(p[drive_number::reach], held.data());
+            length = velocity = T{};
+            for (int i = 0; i < m.num_bodies; ++i) {
+                held[i] = {gear * held[i].force, gear * held[i].torque};
+                velocity += dot(held[i].force, bodies[i].v) + dot(held[i].torque, omega(i));
+            }
         } else if (between(row)) {
             length = with_frames(row, p, [&](const auto &frames) { return frames.length(pulls); }), velocity = T{};
             each_place(row, [&](int place, int body) {
