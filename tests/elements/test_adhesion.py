@@ -155,7 +155,6 @@ def test_what_is_held_and_what_falls() -> None:
     assert float((height[:101] - z[2]).abs().max()) < 1e-3 and float(height[-1]) < -1.0
 
 
-@pytest.mark.sanitize
 @pytest.mark.parametrize(("egg", "tolerance"), [(td.Sphere(0.1), 1e-11), (EGG, 1e-8)], ids=["balls", "egg"])
 def test_kernel_reference_and_gradients(egg: td.Shape, tolerance: float) -> None:
     """Derivatives of nearest points on ellipsoids are as good as Newton's method for them, 1e-9 of their size."""

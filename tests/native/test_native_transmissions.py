@@ -1,4 +1,4 @@
-"""Drives between sites and of cranks in the kernel: as with the transmissions in PyTorch, with gradients beside differences."""
+"""Drives between sites, of cranks, adhesion and delays in the kernel: as in PyTorch, with gradients beside differences."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ pytestmark = [
 ]
 
 AFFINE = {"gain_numbers": (1.0, 0.5, -0.3), "bias_numbers": (0.1, -2.0, -0.4)}
+FEET = (0.1, 0.0), (-0.1, 0.1), (-0.1, -0.1)
 ONE, TWO = (0.8, 0.0, 0.6, 0.0), (0.48, 0.64, -0.36, 0.48)
 
 
@@ -82,6 +83,45 @@ def test_rollouts_and_gradients_are_those_of_the_laws_in_torch(batch: tuple[int,
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
     with torch.no_grad():
         same(values(mech.drives.rollout(*[leaf.detach() for leaf in leaves], repeat=2)), results[1])
+
+
+@pytest.mark.sanitize
+@pytest.mark.parametrize("batch", [(), (11,)])
+def test_adhesion_to_rough_ground_and_to_a_ball_with_delays(batch: tuple[int, ...]) -> None:
+    """Samples of the ground stand behind the parameters of each environment, controls on their way behind the activations."""
+    feet = {f"foot{i}": td.NonlinearContact("tripod", point=(x, y, 0), radius=0.05, friction=0.5) for i, (x, y) in enumerate(FEET)}
+    balls = {"shape": td.Sphere(0.1), "other_shape": td.Sphere(0.05, position=(0, 0, 0.1)), "other": "tripod", "friction": 0.5}
+    mech = td.Mechanism(
+        {name: td.Body(1.0, (4e-3, 5e-3, 6e-3)) for name in ("tripod", "ball")},
+        contacts={**feet, "ball": td.NonlinearContact("ball", **balls)},
+        timestep=0.005,
+        options=td.SolverOptions(residual_tol=1e-13),
+    )
+    mech.replace_ground(td.terrain.rough(0.02, size=(3.0, 3.0), seed=3))
+    mech.drives = td.Drives(
+        mech,
+        {
+            "hold": td.Drive(body="tripod", reach=0.05, gear=2.0, delay=0.01, **AFFINE),
+            "lift": td.Drive(body="ball", reach=0.5, dynamics="filter", dynamics_numbers=(0.05,), delay=0.003, **AFFINE),
+        },
+    )
+    generator = torch.Generator().manual_seed(2)
+    corner = torch.tensor([0.9, 0.6, 0.052, 0.9, 0.6, 0.36]).double()
+    place = corner + 0.02 * torch.rand(*batch, 6, generator=generator).double()
+    z = mech.initial_state(batch, tripod={"position": place[..., :3]}, ball={"position": place[..., 3:]})
+    ctrl = 1.0 + torch.rand(*batch, 4, 2, generator=generator).double()
+    act = torch.rand(*batch, mech.drives.num_activations, generator=generator).double()
+    leaves = [value.requires_grad_() for value in (z, ctrl, act)]
+    results = []
+    assert bool((mech.distances(z)[..., :3] < 0.05).any())
+    for call in (lambda f: f(), lambda f: in_torch(mech.drives, f)):
+        out = call(lambda: mech.drives.rollout(*leaves, repeat=2))
+        assert not out.path.status.any()
+        by_z, *others = torch.autograd.grad(loss(values(out)), leaves)
+        results.append([*[value.detach() for value in values(out)], tangent(z.detach(), by_z), *others])
+    assert mech.drives.num_activations == 1 + 2 + 1
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", list(drives_of_all_kinds()))
