@@ -5,8 +5,10 @@
 //
 // A joint has l = l₀ + g q, v = g q̇, a tendon l = g L, v = g L̇, and both get u = g f. A site has l = 0, v = p·(v, ω), and gets the wrench f p:
 // its pull p is a force and a torque, fixed in the axes of the body. Two sites, and a crank with its slider, have a pull on each of their bodies
-// (drive_frames.hpp), and adhesion has one on all bodies that its body touches (drive_adhesion.hpp). A clipped value has no derivative. With a delay of k steps, c is the last of k controls on their way, which are among the
-// activations, newest first, and move by one place with each step.
+// (drive_frames.hpp), and adhesion has one on all bodies that its body touches (drive_adhesion.hpp). A clipped value has no derivative.
+//
+// With a delay of k steps, c is the last of k controls on their way. These are among the activations, newest first, and move by one place with
+// each step.
 //
 // The environments of several lanes are taken together. One whose control or activation is not finite has inputs that are no numbers, keeps
 // its activations, and has no gradients.
