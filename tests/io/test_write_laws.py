@@ -154,9 +154,19 @@ def test_drives_come_back(tmp_path: Path) -> None:
             "servo": td.Drive(joint="tip", dynamics="integrator", actrange=(-0.5, 0.5), length0=0.3, bias_numbers=(0.0, -1.0, -0.01)),
         },
     )
+    jet = mech.drives.drives["jet"].site
+    mech.drives = td.Drives(
+        mech,
+        {
+            **mech.drives.drives,
+            "pair": td.Drive(site=jet, reference=td.Site("cart", (0.01, 0.02, 0.0), (0.8, 0.6, 0.0, 0.0)), gear=(1.0, 0, 0.5, 0, 0.01, 0)),
+            "home": td.Drive(site=td.Site(None, (0.1, 0.0, 0.2)), reference=jet, gear=(0, 1.0, 0, 0.02, 0, 0), bias_numbers=(0, -1.0, 0)),
+            "crank": td.Drive(crank=jet, slider=td.Site("cart", (0.01, 0.0, 0.02), (0.6, 0.0, 0.8, 0.0)), rod=0.5, gear=2.0),
+        },
+    )
     other = again(mech, tmp_path)
     assert other.drives is not None and other.drives.names == mech.drives.names and other.drives.activated == mech.drives.activated
-    ctrl = torch.linspace(-1, 1, 6 * STEPS, dtype=torch.float64).reshape(STEPS, 6)
+    ctrl = torch.linspace(-1, 1, 9 * STEPS, dtype=torch.float64).reshape(STEPS, 9)
     ours, theirs = (one.drives.rollout(start(mech), ctrl) for one in (mech, other))
     torch.testing.assert_close(ours.act, theirs.act, rtol=0, atol=TOLERANCE)
     torch.testing.assert_close(ours.path.z, theirs.path.z, rtol=0, atol=TOLERANCE)

@@ -15,7 +15,8 @@ from torchdojo.parameters import as_tensor
 
 __all__ = ["Bounds", "Group", "Table", "has_tensors", "numbers_of", "ordered"]
 
-FIELDS = ("gear", "dynamics_numbers", "gain_numbers", "bias_numbers", "ctrlrange", "forcerange", "actrange", "length0", "lengths", "acc0")
+RANGES = "ctrlrange", "forcerange", "actrange"
+FIELDS = "gear", "dynamics_numbers", "gain_numbers", "bias_numbers", *RANGES, "length0", "lengths", "acc0", "rod", "reach"
 
 
 class Group(NamedTuple):
@@ -41,7 +42,7 @@ class Bounds(NamedTuple):
 class Table(NamedTuple):
     """Numbers of all drives. Drives of `mech.actuators` have zeros for numbers, and infinite ranges.
 
-    gear, length0: (..., n), zero for drives at sites. ctrl, force: `Bounds` (..., n). act: `Bounds` of the activations, (..., na).
+    gear, length0: (..., n), zero where it acts by wrenches. ctrl, force: `Bounds` (..., n). act: `Bounds` of the activations.
     dynamics: groups of the drives with an activation. gain, bias: of all drives with a law.
     """
 
@@ -60,7 +61,7 @@ class Table(NamedTuple):
         with_law = {i: drive for i, drive in enumerate(drives.values()) if drive is not None}
         stateful = {i: drive for i, (name, drive) in enumerate(drives.items()) if name in activated}
         gear, length0 = (
-            _stacked([0.0 if drive is None or drive.site is not None else getattr(drive, name) for drive in drives.values()])
+            _stacked([0.0 if drive is None or not (drive.joint or drive.tendon) else getattr(drive, name) for drive in drives.values()])
             for name in ("gear", "length0")
         )
         every = list(drives.values())

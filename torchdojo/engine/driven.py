@@ -11,6 +11,7 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.elements.actuator_laws import DYNAMICS, FORCES
 from torchdojo.engine.drive_tables import numbers_of
+from torchdojo.engine.drive_targets import carrier_of, frames_of
 from torchdojo.engine.requests import request_of
 from torchdojo.native import driving
 from torchdojo.native.drive_kinds import DriveDynamics, DriveTarget
@@ -26,10 +27,16 @@ _INFINITE = -torch.inf, torch.inf
 
 
 class Owner(Protocol):
-    """`Drives`: its mechanism, its drives by name, and the names of those with an activation."""
+    """`Drives`: its mechanism, its drives by name, the names of those with an activation, and the places of delayed controls."""
 
     mech: Any
     activated: tuple[str, ...]
+
+    @property
+    def delays(self) -> Mapping[str, slice]: ...
+
+    @property
+    def num_activations(self) -> int: ...
 
     @property
     def drives(self) -> Mapping[str, Any]: ...
@@ -43,6 +50,22 @@ def _curve(drive: Any, part: str) -> Tensor:
     return driving.muscle_numbers(part, numbers, numbers_of(cast(Any, drive.lengths)), numbers_of(drive.acc0))
 
 
+def _frame_numbers(drive: Any) -> tuple[DriveTarget, dict[str, Tensor]]:
+    """Target and numbers of a drive on sites or a crank, in the axes of the bodies (elements/drive_frames.hpp)."""
+    gear, own, other = numbers_of(drive.gear), drive.site or drive.crank, drive.reference or drive.slider
+    if drive.crank is not None:
+        axis = quat.rotate(other.orientation, torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64))
+        target, numbers = DriveTarget.CRANK, {"gear": gear[..., None], "push": axis, "rod": numbers_of(drive.rod)[..., None]}
+    else:
+        frame = own if other is None else other
+        push, turn = (quat.rotate(frame.orientation, part) for part in gear.split(3, dim=-1))
+        if other is None:
+            return DriveTarget.SITE, {"push": push, "turn": turn + quat.cross(own.position.expand_as(push), push)}
+        offset = quat.multiply(own.orientation, quat.conjugate(other.orientation))
+        target, numbers = DriveTarget.SITES, {"push": push, "turn": turn, "offset": offset}
+    return target, numbers | {"arm": own.position, "other_arm": other.position}
+
+
 class Lowered:
     """The drives of a mechanism as the kernel takes them.
 
@@ -52,8 +75,8 @@ class Lowered:
     def __init__(self, owner: Owner, constant: bool) -> None:
         self._owner, self._program, self._constant = owner, cast(Any, None), constant
         self._table: driving.DriveTable | None = None
-        sites = [drive.site for drive in owner.drives.values() if drive is not None and drive.site is not None]
-        self._places = [place for site in sites for place in (site.position, site.orientation)]
+        frames = [frame for drive in owner.drives.values() for frame in frames_of(drive)]
+        self._places = [place for frame in frames for place in (frame.position, frame.orientation)]
         self._kept: list[Tensor] = []
 
     def table(self) -> driving.DriveTable | None:
@@ -71,16 +94,23 @@ class Lowered:
         rows, numbers = [], []
         joints = {id(joint): i for i, joint in enumerate(joint for group in program.joint_groups for joint in group.members)}
         tendons = {id(tendon): i for i, tendon in enumerate(tendon for group in program.tendon_groups for tendon in group.members)}
-        mech, activated = self._owner.mech, self._owner.activated
+        mech, activated, delays = self._owner.mech, self._owner.activated, self._owner.delays
         layout, bodies = mech.input_layout, list(mech.bodies)
         for name, drive in self._owner.drives.items():
             assert drive is not None
             drive_numbers: dict[str, Tensor] = {}
-            values = dict.fromkeys(("body", "joint", "coordinate", "tendon", "input"), -1)
-            if drive.site is not None:
-                push, turn = (quat.rotate(drive.site.orientation, part) for part in numbers_of(drive.gear).split(3, dim=-1))
-                drive_numbers |= {"push": push, "turn": turn + quat.cross(drive.site.position.expand_as(push), push)}
-                values |= {"target": DriveTarget.SITE, "body": bodies.index(drive.site.body)}
+            values = dict.fromkeys(("body", "other", "carrier", "joint", "coordinate", "tendon", "input"), -1)
+            if frames_of(drive):
+                target, drive_numbers = _frame_numbers(drive)
+                numbered = {None: len(bodies), **{body: i for i, body in enumerate(bodies)}}  # the world is the last
+                own, other = (drive.site or drive.crank).body, drive.reference or drive.slider
+                values |= {"target": target, "body": numbered[own]}
+                if other is not None:
+                    carrier = carrier_of(mech, drive) if drive.site is not None else None
+                    values |= {"other": numbered[other.body], "carrier": numbered[carrier]}
+            elif drive.body is not None:
+                values |= {"target": DriveTarget.BODY, "body": bodies.index(drive.body)}
+                drive_numbers |= {"gear": numbers_of(drive.gear)[..., None], "reach": numbers_of(drive.reach)[..., None]}
             elif drive.tendon is not None:
                 values |= {"target": DriveTarget.TENDON, "tendon": tendons[id(mech.tendons[drive.tendon])]}
                 values |= {"input": layout[drive.tendon].start}
@@ -93,6 +123,8 @@ class Lowered:
             dynamics = next(law for law, built_in in _DYNAMICS.items() if built_in is DYNAMICS[drive.dynamics])
             values |= {
                 "activation": activated.index(name) if name in activated else -1,
+                "delay": delays[name].start if name in delays else -1,
+                "steps": delays[name].stop - delays[name].start if name in delays else 0,
                 "dynamics": int(dynamics),
                 "muscle_gain": drive.gain == "muscle",
                 "muscle_bias": drive.bias == "muscle",
@@ -107,7 +139,7 @@ class Lowered:
                 return None
             rows.append(values)
             numbers.append(drive_numbers)
-        return driving.drive_table(rows, numbers, len(activated))
+        return driving.drive_table(rows, numbers, self._owner.num_activations)
 
     def periods(self, reference: driving.Reference, given: driving.Given, repeat: int, single: bool) -> driving.Periods | None:
         """The period of controls (..., n), or the periods of (..., P, n); None where PyTorch takes the laws between the steps."""

@@ -2,6 +2,7 @@
 
 A drive turns a control into a force by a law of elements/actuator_laws.py. Before each step, in this order, as MuJoCo does:
 
+    control             that of now, or, with a delay, the one of some steps before
     length, velocity    of the transmission at z, times the gear
     a⁺                  the activation after the step, from the control
     force               clip(gain(l, v) · a + bias(l, v), forcerange); with `early`, a⁺ takes the place of a
@@ -14,6 +15,7 @@ are implicit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -21,11 +23,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from torchdojo import quaternion as quat
 from torchdojo.elements.actuator_laws import DYNAMICS, FORCES, Dynamics, Force
 from torchdojo.elements.tendon_paths import Frame
 from torchdojo.engine.backend import Trajectory
+from torchdojo.engine.delays import Delays, side_by_side
 from torchdojo.engine.drive_tables import Table, has_tensors, numbers_of, ordered
+from torchdojo.engine.drive_targets import check_frames, check_target, resolved, transmission, warn_of_short_rod
 from torchdojo.engine.driven import lower_drives
 from torchdojo.engine.periods import added, check_repeat
 from torchdojo.gradients.reference_step import StepOutput
@@ -41,23 +44,30 @@ class Drive:
     """An actuator with a law of its own; numbers, or tensors (...,) that may carry a graph.
 
     Args:
-        joint, coordinate, tendon, site: its target, exactly one: a coordinate of an actuated joint, an actuated tendon, a `td.Site`.
-        gear: length per coordinate or tendon length, and force per force; of a site six numbers, force and torque in its frame.
+        joint, coordinate, tendon, site, crank, body: its target, exactly one: a coordinate of an actuated joint, an actuated tendon, a
+            `td.Site` or the name of one in `mech.sites`, or the name of a body that holds on to what it touches, with a positive force.
+        reference: another site, which the force and the torque of `site` are relative to, in its frame; it gets the opposite ones.
+        slider, rod: a site on whose z axis a slider is, and the length of the rod to it from the site `crank` [m].
+        reach: gap below which contacts of `body` share its force, in equal parts along their normals [m].
+        gear: length per length of the target, and force per force; of a site six numbers, force and torque in its frame, or in that of
+            its reference.
         dynamics, dynamics_numbers: law of its activation, a name in `DYNAMICS`, and numbers of the law.
         gain, gain_numbers, bias, bias_numbers: laws of its force, names in `FORCES`, and numbers of the laws.
         ctrlrange, forcerange, actrange: (lower, upper) of control, of force before the gear, of activation; None: not clipped.
         early: whether the force has the activation after the step.
         length0: length at coordinate zero [m, rad]. lengths: (lower, upper) of the length [m], which muscles need.
         acc0: acceleration per force, which muscles without a peak force need.
+        delay: time until a control arrives [s], rounded up to whole timesteps that the mechanism has when `td.Drives` is built.
 
     Raises:
-        ValueError: nothing or several things to drive, unknown laws, too few numbers, a muscle without the range of its length.
+        ValueError: nothing or several things to drive, a crank without its slider or rod, a rod that is not positive, a delay that is
+            negative, unknown laws, too few numbers, a muscle without the range of its length.
     """
 
     joint: str | None = None
     coordinate: int = 0
     tendon: str | None = None
-    site: Frame | None = None
+    site: Frame | str | None = None
     gear: Any = 1.0
     dynamics: str = "none"
     dynamics_numbers: Any = ()
@@ -72,11 +82,16 @@ class Drive:
     length0: Any = 0.0
     lengths: tuple[Any, Any] | None = None
     acc0: Any = 0.0
+    reference: Frame | str | None = None
+    crank: Frame | str | None = None
+    slider: Frame | str | None = None
+    rod: Any = None
+    delay: float = 0.0
+    body: str | None = None
+    reach: Any = 1e-3
 
     def __post_init__(self) -> None:
-        targets = [name for name in ("joint", "tendon", "site") if getattr(self, name) is not None]
-        if len(targets) != 1:
-            raise ValueError(f"Drive: got {' and '.join(targets) or 'nothing'} to drive; allowed: one of joint=, tendon=, site=")
+        check_frames(self)
         for label, table, name in (("dynamics", DYNAMICS, self.dynamics), ("gain", FORCES, self.gain), ("bias", FORCES, self.bias)):
             if name not in table:
                 raise ValueError(f"Drive {label}: got {name!r}; allowed: {', '.join(cast(Mapping[str, Any], table))}")
@@ -85,6 +100,8 @@ class Drive:
                 raise ValueError(f"Drive {label}_numbers: got {numbers.shape[-1]}; allowed: {law.size} or more numbers for {name!r}")
             if isinstance(law, Force) and law.needs_range and self.lengths is None:
                 raise ValueError(f"Drive {label}={name!r}: got no lengths; give the range of the length, lengths=(lower, upper) [m]")
+        if isinstance(self.delay, bool) or not isinstance(self.delay, int | float) or not 0 <= self.delay < math.inf:
+            raise ValueError(f"Drive delay: got {self.delay!r}; allowed: a number of seconds from zero up")
         if self.lengths is not None:
             low, high = (as_tensor(value, "Drive lengths") for value in self.lengths)
             if not bool((low < high).all()):
@@ -137,15 +154,16 @@ class DriveTrajectory(NamedTuple):
 class Drives:
     """The drives of a mechanism, by name: ``mech.drives = td.Drives(mech, {...})``, then ``mech.drives.rollout(z, ctrl)``.
 
-    Controls (..., n) and forces are in the order of `names`, activations (..., na) in the order of `activated`. Nothing is hidden: a step
-    takes the activations and returns them, and so does a rollout, whose periods hold their control over `repeat` steps.
+    Controls (..., n) and forces are in the order of `names`, activations (..., na) in the order of `carried`: those of `activated`, then
+    the controls that drives with a delay wait for, newest first, whose places are in `delays`. Nothing is hidden: a step takes the
+    activations and returns them, and so does a rollout, whose periods hold their control over `repeat` steps.
 
     Args:
         mech: the mechanism.
         drives: name -> `td.Drive`; None: the actuator of this name in `mech.actuators`, so that one vector has the controls of all.
 
     Raises:
-        ValueError: names that do not exist; joints or tendons without an input.
+        ValueError: names that do not exist; joints or tendons without an input; delays with timesteps that differ between environments.
     """
 
     def __init__(self, mech: Any, drives: Mapping[str, Drive | None]) -> None:
@@ -161,7 +179,9 @@ class Drives:
         self._shared = torch.tensor([self.names.index(name) for name in there if name in shared], dtype=torch.long)
         for name, drive in self.drives.items():
             if drive is not None:
-                self._check(name, drive)
+                self.drives[name] = placed = resolved(mech, name, drive)
+                check_target(mech, name, placed)
+                warn_of_short_rod(mech, name, placed)
         of_joints, of_tendons = (
             {i: drive for i, drive in enumerate(self.drives.values()) if drive is not None and getattr(drive, target)}
             for target in ("joint", "tendon")
@@ -174,37 +194,28 @@ class Drives:
         # The force of a drive has its activation, the entry behind all controls, or its control.
         count = len(self.names)
         self._source = [count + self._stateful.index(i) if i in self._stateful else i for i in range(count)]
+        self._delays = Delays.of(self.drives, self.activated, mech.timestep)
         constant = not any(has_tensors(drive) for drive in self.drives.values())
         self._kept: Table | None = Table.of(self.drives, self.activated) if constant else None
         self._lowered = lower_drives(self, constant)
-
-    def _check(self, name: str, drive: Drive) -> None:
-        mech = self.mech
-        for kind, target in (("joint", drive.joint), ("tendon", drive.tendon)):
-            if target is None:
-                continue
-            if target not in getattr(mech, f"{kind}s"):
-                raise ValueError(f"drive {name!r}: got the {kind} {target!r}; {kind}s are {list(getattr(mech, f'{kind}s'))}")
-            if target not in mech.input_layout:
-                raise ValueError(
-                    f"drive {name!r}: the {kind} {target!r} has no input; allowed: {list(mech.input_layout)}; build it actuated=True"
-                )
-        if drive.joint is not None and drive.joint not in mech.coordinate_places():
-            raise ValueError(f"drive {name!r}: the joint {drive.joint!r} closes a loop; allowed: {list(mech.coordinate_places())}")
-        if drive.joint is not None and drive.coordinate not in range(mech.joints[drive.joint].num_coordinates):
-            raise ValueError(
-                f"drive {name!r}: got coordinate {drive.coordinate}; {drive.joint!r} has {mech.joints[drive.joint].num_coordinates}"
-            )
-        if drive.site is not None and drive.site.body not in mech.bodies:
-            raise ValueError(f"drive {name!r}: got a site on {drive.site.body!r}; bodies are {list(mech.bodies)}")
 
     @staticmethod
     def _dynamics(drive: Drive) -> Dynamics:
         return DYNAMICS[drive.dynamics]
 
     @property
+    def delays(self) -> dict[str, slice]:
+        """Places of the controls on their way among the activations, by the names of drives with a delay."""
+        return self._delays.places
+
+    @property
+    def carried(self) -> tuple[str, ...]:
+        """A name for each activation."""
+        return (*self.activated, *self._delays.names())
+
+    @property
     def num_activations(self) -> int:
-        return len(self.activated)
+        return len(self.carried)
 
     def initial_activation(self, batch_shape: tuple[int, ...] = ()) -> Tensor:
         """Zeros (..., na)."""
@@ -227,17 +238,20 @@ class Drives:
         """
         self._check_size("ctrl", ctrl, len(self.names))
         self._check_size("act", act, self.num_activations)
-        if not self.activated:
+        if not self.num_activations:
             return act
         table, good = self._numbers, _finite(ctrl, act)
-        control, activation = table.ctrl.clip(torch.where(good, ctrl, 0.0)), torch.where(good, act, 0.0)
+        given, activation = torch.where(good, ctrl, 0.0), torch.where(good, act, 0.0)
         columns = [(group, group.places, [self._stateful.index(place) for place in group.places]) for group in table.dynamics]
         for _ in range(check_repeat(repeat)):
+            control = table.ctrl.clip(self._delays.arrived(given, activation))
             parts = [
                 (indices, DYNAMICS[group.law].advance(control[..., places], activation[..., indices], group.numbers, self.mech.timestep))
                 for group, places, indices in columns
             ]
-            activation = table.act.clip(ordered(parts))
+            after = [table.act.clip(ordered(parts))] if parts else []
+            after += [self._delays.step(given, activation)] if self.delays else []
+            activation = side_by_side(*after)
         return torch.where(good, activation, act)
 
     def measure(self, z: Tensor) -> tuple[Tensor, Tensor]:
@@ -254,28 +268,26 @@ class Drives:
             chosen, members = [number[cast(str, drive.tendon)] for drive in tendons.values()], list(tendons)
             gear = table.gear[..., members]
             parts.append((members, (gear * mech.tendon_lengths(z)[..., chosen], gear * mech.tendon_velocities(z)[..., chosen])))
-        zero = z.new_zeros(*z.shape[:-1], 1)
+        zero = z.new_zeros(z.shape[:-1])
         for i, drive in others.items():
-            parts.append(([i], (zero, zero if drive is None else self._site_velocity(z, drive)[..., None])))
+            found, velocity = (None, zero) if drive is None else transmission(mech, z, drive)
+            length = zero if found is None or found.length is None else found.length
+            parts.append(([i], (length[..., None], velocity[..., None])))
         lengths, velocities = (ordered([(members, pair[k]) for members, pair in parts]) for k in (0, 1))
         return lengths, velocities
-
-    def _site_velocity(self, z: Tensor, drive: Drive) -> Tensor:
-        site, gear = cast(Frame, drive.site), numbers_of(drive.gear)
-        body = self.mech.body_state(z, site.body)
-        v = quat.inverse_rotate(body.q, body.v) + quat.cross(body.omega, site.position)
-        return (gear * torch.cat([quat.inverse_rotate(site.orientation, part) for part in (v, body.omega)], dim=-1)).sum(-1)
 
     def forces(self, ctrl: Tensor, act: Tensor, z: Tensor) -> Tensor:
         """Force of each drive before its gear [N, N·m], (..., n); zeros for drives of `mech.actuators`."""
         self._check_size("ctrl", ctrl, len(self.names))
         self._check_size("act", act, self.num_activations)
-        table, count = self._numbers, len(self.names)
+        table = self._numbers
         lengths, velocities = self.measure(z)
-        source = table.ctrl.clip(ctrl)
+        source = table.ctrl.clip(self._delays.arrived(ctrl, act))
         if self.activated:
-            activation = torch.where(self._early, self.advance(ctrl, act), act) if bool(self._early.any()) else act
-            source = ordered([(range(count), source), (range(count, count + self.num_activations), activation)])[..., self._source]
+            own = act[..., : len(self.activated)]
+            if bool(self._early.any()):
+                own = torch.where(self._early, self.advance(ctrl, act)[..., : len(self.activated)], own)
+            source = side_by_side(source, own)[..., self._source]
         parts: tuple[list[tuple[list[int], Tensor]], ...] = ([], [])
         for part, groups, name in zip(parts, (table.gain, table.bias), ("gain", "bias"), strict=True):
             for group in groups:
@@ -287,7 +299,7 @@ class Drives:
         return table.force.clip(gain * source + bias)
 
     def inputs(self, ctrl: Tensor, act: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """u (..., nu), wrench (..., 6 nb) of drives at sites or None, and the forces (..., n)."""
+        """u (..., nu), wrench (..., 6 nb) of drives at sites, cranks and contacts or None, and the forces (..., n)."""
         mech, force = self.mech, self.forces(ctrl, act, z)
         batch = torch.broadcast_shapes(force.shape[:-1], ctrl.shape[:-1])
         u = force.new_zeros(*batch, mech.num_inputs)
@@ -302,15 +314,16 @@ class Drives:
             u = u + mech.actuators(ctrl[..., self._shared], z)
         wrench: Tensor | None = None
         for i, drive in others.items():
-            if drive is None or drive.site is None:
+            if drive is None:
                 continue
-            one = force[..., i, None].expand(*batch, 1)
-            size, start = TWIST_SIZE * mech.num_bodies, TWIST_SIZE * list(mech.bodies).index(drive.site.body)
-            push, turn = (quat.rotate(drive.site.orientation, part) for part in (numbers_of(drive.gear) * one).split(3, dim=-1))
-            turn = turn + quat.cross(drive.site.position.expand_as(push), push)
-            part = torch.cat((quat.rotate(mech.body_state(z, drive.site.body).q, push), turn), dim=-1)
-            part = torch.nn.functional.pad(part, (start, size - start - TWIST_SIZE))
-            wrench = part if wrench is None else wrench + part
+            one, bodies = force[..., i, None], list(mech.bodies)
+            for body, push, turn in transmission(mech, z, drive)[0].wrenches:
+                if body is not None:
+                    start, size = TWIST_SIZE * bodies.index(body), TWIST_SIZE * len(bodies)
+                    part = one * torch.cat(torch.broadcast_tensors(push, turn), dim=-1)
+                    part = torch.nn.functional.pad(part, (start, size - start - TWIST_SIZE))
+                    wrench = part if wrench is None else wrench + part
+        wrench = None if wrench is None else wrench.expand(*batch, wrench.shape[-1])
         return u, wrench, force
 
     # -- steps ---------------------------------------------------------------------------------------------------------------------------
@@ -452,7 +465,7 @@ class Drives:
     def _check_size(self, name: str, value: Tensor, size: int) -> None:
         if not isinstance(value, Tensor) or value.ndim < 1 or value.shape[-1] != size:
             got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            names = self.names if name == "ctrl" else self.activated
+            names = self.names if name == "ctrl" else self.carried
             raise ValueError(f"{name}: got {got}; allowed: a tensor (..., {size}), one number for each of {list(names)}")
 
 

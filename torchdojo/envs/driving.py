@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.engine.drive_tables import numbers_of
+from torchdojo.engine.drive_targets import pushes
 from torchdojo.engine.drives import Drive, Drives
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
@@ -109,7 +110,7 @@ class Driving:
         shape, given = (len(start.z), self.drives.num_activations), isinstance(activation, Tensor)
         if not given or tuple(activation.shape) != shape or not bool(torch.isfinite(activation).all()):
             got = f"{activation.dtype} {tuple(activation.shape)}" if given else type(activation).__name__
-            raise ValueError(f"activations of {label}: got {got}; allowed: finite numbers, {shape}, of {list(self.drives.activated)}")
+            raise ValueError(f"activations of {label}: got {got}; allowed: finite numbers, {shape}, of {list(self.drives.carried)}")
         return start._replace(activation=activation.detach().double())
 
     def check_sensors(self, kinds: Mapping[str, str]) -> None:
@@ -118,7 +119,7 @@ class Driving:
         Raises:
             ValueError: there are such.
         """
-        at_sites = [name for name, drive in self.drives.drives.items() if drive is not None and drive.site is not None]
+        at_sites = [name for name, drive in self.drives.drives.items() if pushes(drive)]
         wrong = [name for name, kind in kinds.items() if kind in PUSHED]
         if at_sites and wrong and self.repeat > 1:
             raise ValueError(f"sensors: got {wrong} with drives at sites, {at_sites}, and repeat={self.repeat}; allowed: repeat=1")

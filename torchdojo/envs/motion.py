@@ -23,7 +23,7 @@ class Motion(NamedTuple):
     impulses: (B, n) normal impulses of the contacts in the control step that led here [N·s], zero after a reset. n is zero unless the
         environment observes them.
     memory: (B, m) what the task carries from step to step, `Env.remember`.
-    activation: (B, na) of the drives (`td.Drives`), in the order of `Drives.activated`; na is zero without drives.
+    activation: (B, na) of the drives (`td.Drives`), in the order of `Drives.carried`; na is zero without drives.
     time: (B,) control steps since the episode began.
     """
 

@@ -175,7 +175,7 @@ def _quantities(env: Env, motion: Motion) -> list[Quantity]:
     result += _list("heading", "1", "world", ["x of the body's x axis"], upright_and_heading(root)[:, 1:])
     result += _list("action", "1", None, actions, motion.action)
     result += _list("goal", None, None, [f"goal[{i}]" for i in range(motion.goal.shape[-1])], motion.goal)
-    carried = () if env.driving is None else env.driving.drives.activated
+    carried = () if env.driving is None else env.driving.drives.carried
     result += _list("activation", "1", None, [f"activation of {name}" for name in carried], motion.activation)
     result += _list("memory", None, None, [f"memory[{i}]" for i in range(memory.shape[-1])], memory)
     contacts = [name for name in mech.impulse_layout if name.startswith("contacts.")]

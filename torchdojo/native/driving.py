@@ -18,11 +18,12 @@ from torchdojo.elements.actuator_laws import SMALLEST
 from torchdojo.gradients.request import Request
 from torchdojo.native import calls, memory
 from torchdojo.native.cache import Parameters
+from torchdojo.native.drive_kinds import DRIVE_NUMBERS, MUSCLE_BIAS, MUSCLE_GAIN, DriveTarget
 from torchdojo.native.execution import check_status, flat_problem
 from torchdojo.native.ops import totals
 from torchdojo.native.program import Program, kernel_library
 from torchdojo.native.request import kernel_options
-from torchdojo.native.tables import DRIVE, DRIVE_NUMBERS, MUSCLE_BIAS, MUSCLE_GAIN, row, size
+from torchdojo.native.tables import DRIVE, row, size
 from torchdojo.parameters import broadcast_shapes, transforming
 from torchdojo.state.layout import TWIST_SIZE
 
@@ -37,7 +38,7 @@ class DriveTable(NamedTuple):
     """Drives as the kernel reads them.
 
     rows: int32, rows `DRIVE`. values: (N or 1, drives · numbers), `DRIVE_NUMBERS` of each drive. batch: their batch dimensions.
-    drives, activations: how many there are. pushes: whether some drive acts at a site.
+    drives, activations: how many there are. pushes: whether some drive acts by wrenches.
     """
 
     rows: Tensor
@@ -113,7 +114,7 @@ def drive_table(rows: Sequence[dict[str, int]], numbers: Sequence[dict[str, Tens
                 entry = torch.zeros(count, dtype=torch.float64) if entry is None else entry[..., :count]
                 pieces.append(torch.nn.functional.pad(entry, (0, count - entry.shape[-1])).expand(*batch, count))
         values = torch.cat(pieces, dim=-1).reshape(batch.numel(), -1).contiguous()
-    pushes = any(bool(drive["push"].any() or drive["turn"].any()) for drive in numbers if "push" in drive)
+    pushes = any(values["target"] not in (DriveTarget.JOINT, DriveTarget.TENDON) for values in rows)
     return DriveTable(table, values, batch, len(entries), activations, pushes)
 
 

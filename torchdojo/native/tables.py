@@ -17,7 +17,7 @@ from torchdojo.elements.element import Element
 from torchdojo.elements.near_contact import NearContact
 from torchdojo.geometry import distance, ellipsoids, near_ellipsoids, near_terms, pairs
 from torchdojo.gradients import checks, hard_limit
-from torchdojo.native.drive_kinds import DriveDynamics, DriveTarget
+from torchdojo.native.drive_kinds import DRIVE_NUMBERS, MUSCLE_BIAS, MUSCLE_GAIN, DriveDynamics, DriveTarget
 from torchdojo.native.layouts import numbers, place, row, size
 from torchdojo.solver import continuation, interior_point, kkt, path_newton, solution, speed, start_level
 from torchdojo.solver.options import GradientMode, Status
@@ -251,12 +251,14 @@ ACTUATOR = _row("joint coordinate input number")
 #: A drive, in a table of its own (driving.py).
 DRIVE = _row(
     "target",  # a `DriveTarget`
-    "body",  # the body that carries the site
+    "body",  # the body with the site or the crank, or that holds on; the world is the number of bodies (−1: none)
+    "other carrier",  # the body with the other frame, and the one that takes the couple of two sites; likewise
     "joint coordinate",  # the coordinate that it drives
     "tendon",
     "input",  # its place in u (−1: none)
     "number",  # among the controls
     "activation",  # among the activations (−1: none)
+    "delay steps",  # controls on their way: the place of the newest among the activations (−1: none), and their count
     "dynamics",  # a `DriveDynamics`
     "muscle_gain muscle_bias",  # whether gain and bias have the curves of a muscle
     "early",  # whether the force has the activation after the step
@@ -336,14 +338,6 @@ TENDON_PARAMETERS = numbers(  # the numbers of the path follow
 )
 # Each actuator has the numbers of its law (actuation.py). A range (lower, upper) of each input follows.
 ACTUATOR_PARAMETERS = numbers(gear=1, gain=3, bias=3, length0=1, ctrlrange=2, forcerange=2, carried_damping=1)
-# Each drive has the ranges of its control, force and activation, the numbers of its laws, and at a site the wrench per force, in body axes.
-# Numbers of a muscle are those of its curves, with reciprocals (`MUSCLE_GAIN` and `MUSCLE_BIAS` in driving.py).
-DRIVE_NUMBERS = numbers(gear=1, length0=1, ctrlrange=2, forcerange=2, actrange=2, dynamics=3, gain=15, bias=6, push=3, turn=3)
-MUSCLE_GAIN = numbers(
-    peak=1, low=1, shortest=1, per_length=1, per_speed=1, lmin=1, left_bend=1, right_bend=1, lmax=1, fvmax=1,
-    per_left=1, per_rise=1, per_fall=1, per_right=1, per_yield=1,
-)  # fmt: skip
-MUSCLE_BIAS = numbers(peak=1, low=1, shortest=1, per_length=1, right_bend=1, per_width=1)
 # A site has its pose on its body, and the extents of its zone. The output of a sensor is scale · value + offset between two bounds.
 SENSED_FRAME_NUMBERS = numbers(position=3, orientation=4, extent=3)
 SENSOR_NUMBERS = numbers(scale=1, offset=1, low=1, high=1)

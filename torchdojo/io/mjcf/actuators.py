@@ -72,12 +72,15 @@ def read_drives(compiled: CompiledMjcf, findings: Findings) -> tuple[dict[str, D
     for j, total in driven.items():
         if model.jnt_actfrclimited[j]:
             driven[j] = total._replace(effort=np.minimum(total.effort, np.abs(model.jnt_actfrcrange[j]).max()))
-    reason = "their law is not known (delays, plugins, muscles without a range of length, user functions), or turns a ball"
+    reason = "their law is not known (plugins, muscles without a range of length, user functions), or turns a ball"
     findings.add("ignored", "actuators", foreign, f"{reason}; the input u of their joints is a force or torque")
     findings.add("ignored", "actuators of disabled groups", disabled, "the file disables them", "none")
     findings.add("approximated", "damping of actuators", curved, "it is not linear and keeps its linear part")
     findings.add(
-        "ignored", "actuators of tendons, sites and bodies", elsewhere, "they drive neither a joint, a tendon nor a site; step has wrench="
+        "ignored",
+        "actuators of tendons, sites and bodies",
+        elsewhere,
+        "their law is not known, or they drive something else than joints, tendons, sites, cranks and bodies; step has wrench=",
     )
     return drives, driven
 

@@ -1,4 +1,4 @@
-"""Actuators of an MJCF file that `td.Drives` takes: those with activations or muscles, and those on tendons and sites."""
+"""Actuators of an MJCF file that `td.Drives` takes: those with activations, muscles or delays, on tendons, sites, cranks and bodies."""
 
 from __future__ import annotations
 
@@ -6,15 +6,19 @@ from typing import Any
 
 import numpy as np
 
+from torchdojo.elements.near_contact import NearContact
+from torchdojo.engine.delays import ROUNDING
+from torchdojo.engine.drive_targets import contacts_of
 from torchdojo.engine.drives import Drive, Drives
 from torchdojo.io.mjcf.description import MjcfInfo
-from torchdojo.io.mjcf.drive_laws import GAINS, dynamics_of, on_tendon, taken
+from torchdojo.io.mjcf.drive_laws import GAINS, HELD, dynamics_of, on_body, on_tendon, taken
 from torchdojo.io.mjcf.model import disabled, import_mujoco
 from torchdojo.io.mjcf.names import joint_label, tendon_label
 from torchdojo.io.mjcf.tendons import site_in
 from torchdojo.io.report import Findings
 from torchdojo.io.robot import WORLD, LinkInfo
 from torchdojo.mechanism import Mechanism
+from torchdojo.sensors.site import Site
 
 __all__ = ["add_drives", "driven_tendons"]
 
@@ -35,6 +39,7 @@ def add_drives(mech: Mechanism, robot: MjcfInfo) -> Findings:
     shared = () if mech.actuators is None else mech.actuators.names
     lost: list[str] = []
     elsewhere: list[str] = []
+    loose: list[str] = []
     for i in range(model.nu):
         name = names.get(i) or str(model.actuator(i).name) or f"actuator{i}"
         if name in shared:
@@ -42,12 +47,14 @@ def add_drives(mech: Mechanism, robot: MjcfInfo) -> Findings:
         elif taken(model, i):
             drive = _drive(mech, robot, i, findings, name)
             if drive is None:
-                (elsewhere if on_tendon(model, i) else lost).append(name)
+                (elsewhere if on_tendon(model, i) else loose if on_body(model, i) else lost).append(name)
             else:
                 drives[name] = drive
-    findings.add("ignored", "actuators", lost, "what they drive is not in the mechanism, or has no input")
+    findings.add("ignored", "actuators", lost, "what they drive is not in the mechanism, has no input, or does not move")
     reason = "their tendons do not act; load(tendons=True) has them"
     findings.add("ignored", "actuators of tendons, sites and bodies", elsewhere, reason)
+    reason = "their bodies have no contacts, or near contacts"
+    findings.add("ignored", "actuators of tendons, sites and bodies", loose, reason)
     added = [name for name, drive in drives.items() if drive is not None]
     if added:
         mech.drives = Drives(mech, drives)
@@ -67,12 +74,24 @@ def _drive(mech: Mechanism, robot: MjcfInfo, i: int, findings: Findings, name: s
         target = {"tendon": label, "gear": float(gear[0])}
         if model.tendon_actfrclimited[number]:
             findings.add("ignored", "largest forces of actuators on tendons", label, "their sum is not clipped")
-    elif kind == mujoco.mjtTrn.mjTRN_SITE:
+    elif kind == mujoco.mjtTrn.mjTRN_BODY:
         links: list[LinkInfo] = [WORLD, *robot.links.values()]
-        site = site_in(links[int(model.site_bodyid[number])], model.site_pos[number], model.site_quat[number])
-        if site.body is None:
+        body = links[number].body
+        contacts = [] if body is None else contacts_of(mech, body).values()
+        if not contacts or any(isinstance(contact, NearContact) for contact in contacts):
             return None
-        target = {"site": site, "gear": gear.tolist()}
+        # Contacts of a pair begin at the sum of the margins of its geoms.
+        margins = [model.geom_margin[here] for here in (model.geom_bodyid == number, model.geom_bodyid != number)]
+        target = {"body": body, "reach": max(HELD, float(sum(margin.max(initial=0.0) for margin in margins)))}
+    elif kind in (mujoco.mjtTrn.mjTRN_SITE, mujoco.mjtTrn.mjTRN_SLIDERCRANK):
+        sites = [_site(robot, int(number)) for number in model.actuator_trnid[i] if number >= 0]
+        if len({site.body for site in sites} - {None}) < 1 or len({site.body for site in sites}) < len(sites):
+            return None
+        if kind == mujoco.mjtTrn.mjTRN_SITE:
+            target = {"gear": gear.tolist(), **dict(zip(("site", "reference"), sites, strict=False))}
+        else:
+            crank, slider = sites
+            target = {"gear": float(gear[0]), "crank": crank, "slider": slider, "rod": float(model.actuator_cranklength[i])}
     else:
         places = {label: (joint, k, sign) for joint, entries in robot.coordinates.items() for k, (label, sign) in enumerate(entries)}
         joint, coordinate, sign = places.get(joint_label(model, number), ("", 0, 1.0))
@@ -106,7 +125,26 @@ def _drive(mech: Mechanism, robot: MjcfInfo, i: int, findings: Findings, name: s
         early=bool(model.actuator_actearly[i]),
         lengths=lengths if lengths[0] < lengths[1] else None,
         acc0=float(model.actuator_acc0[i]),
+        delay=_delay(mech, model, i, findings, name),
     )
+
+
+def _delay(mech: Mechanism, model: Any, i: int, findings: Findings, name: str) -> float:
+    """The delay of the controls of an actuator [s], which older versions of MuJoCo lack."""
+    delay = float(getattr(model, "actuator_delay", np.zeros(i + 1))[i])
+    if not delay:
+        return 0.0
+    kept, interpolation = (int(number) for number in model.actuator_history[i])  # MuJoCo takes the oldest of the controls that it keeps
+    timestep = float(mech.timestep.max())
+    steps = delay / timestep
+    if interpolation and steps < kept and abs(steps - round(steps)) > ROUNDING:
+        findings.add("approximated", "delays of actuators", name, "a control between two steps is the earlier one, without interpolation")
+    return min(delay, kept * timestep)
+
+
+def _site(robot: MjcfInfo, number: int) -> Site:
+    model, links = robot.compiled.model, [WORLD, *robot.links.values()]
+    return site_in(links[int(model.site_bodyid[number])], model.site_pos[number], model.site_quat[number])
 
 
 def _range(values: Any) -> tuple[float, float]:

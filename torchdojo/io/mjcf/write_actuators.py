@@ -7,7 +7,7 @@ The largest force of a joint's servo becomes `actuatorfrcrange`. A mechanism wit
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import torch
@@ -17,9 +17,11 @@ from torchdojo.elements.actuator_laws import DYNAMICS, FORCES
 from torchdojo.elements.actuators import Actuators
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.servo import SERVO_RANGE
-from torchdojo.elements.tendon_paths import FixedTendon
+from torchdojo.elements.tendon_paths import FixedTendon, Frame
 from torchdojo.engine.drive_tables import numbers_of
-from torchdojo.engine.drives import Drive
+from torchdojo.engine.drive_targets import FRAMES
+from torchdojo.engine.drives import Drive, Drives
+from torchdojo.io.mjcf.drive_laws import HELD
 from torchdojo.io.mjcf.writing import Writing, number_of, range_of, text_of
 
 __all__ = ["carried_damping", "force_ranges", "write_actuators"]
@@ -119,8 +121,13 @@ def _drive(file: Writing, name: str, drive: Drive, tendons: Sequence[str]) -> di
     if gear.ndim > (0 if drive.site is None else 1) and gear.numel() != 1:
         number_of(gear, f"gear of {label}")
     zero = torch.as_tensor(number_of(drive.length0, f"length0 of {label}")).double()
-    if drive.site is not None:
-        target = {"site": file.site(f"{name}_site", drive.site.body, drive.site.position, quat=text_of(drive.site.orientation))}
+    if drive.site is not None or drive.crank is not None:
+        target = _sites(file, name, drive)
+    elif drive.body is not None:
+        if float(gear) != 1.0:
+            return None  # MuJoCo's adhesion has no gear
+        target = {"body": drive.body}
+        file.left_out += [f"drives.{name}.reach"] if number_of(drive.reach, f"reach of {label}") != HELD else []
     elif drive.tendon:
         target, tendon = {"tendon": drive.tendon}, file.mech.tendons[drive.tendon]
         zero = gear.reshape(()) * tendon.offset.detach() if isinstance(tendon, FixedTendon) else torch.zeros((), dtype=torch.float64)
@@ -137,7 +144,21 @@ def _drive(file: Writing, name: str, drive: Drive, tendons: Sequence[str]) -> di
     for key in ("ctrlrange", "forcerange", "actrange"):
         if (text := range_of(getattr(drive, key), f"{key} of {label}")) is not None:
             laws[key] = text
+    if name in (delays := cast(Drives, file.mech.drives).delays):
+        laws |= {"delay": text_of(drive.delay), "nsample": str(delays[name].stop - delays[name].start)}
     return {**target, **laws, **({"actearly": "true"} if drive.early else {})}
+
+
+def _sites(file: Writing, name: str, drive: Drive) -> dict[str, str]:
+    """Sites of the drive, which the file gets; those of a crank with the length of its rod."""
+    keys = {"site": "site", "reference": "refsite", "crank": "cranksite", "slider": "slidersite"}
+    frames = {keys[field]: cast(Frame | None, getattr(drive, field)) for field in FRAMES}
+    sites = {
+        key: file.site(f"{name}_{key}", frame.body, frame.position, quat=text_of(frame.orientation))
+        for key, frame in frames.items()
+        if frame is not None
+    }
+    return sites if drive.crank is None else {**sites, "cranklength": f"{number_of(drive.rod, f'rod of drive {name!r}'):.17g}"}
 
 
 def _muscle(key: str, numbers: Tensor, drive: Drive) -> dict[str, str]:

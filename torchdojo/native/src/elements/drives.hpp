@@ -4,13 +4,19 @@
 //     a⁺ = clip(advance(clip(c), a)),   f = clip(G(l, v) x + B(l, v)),   x = a, a⁺ or clip(c).
 //
 // A joint has l = l₀ + g q, v = g q̇, a tendon l = g L, v = g L̇, and both get u = g f. A site has l = 0, v = p·(v, ω), and gets the wrench f p:
-// its pull p is a force and a torque, fixed in the axes of the body. A clipped value has no derivative.
+// its pull p is a force and a torque, fixed in the axes of the body. Two sites, and a crank with its slider, have a pull on each of their bodies
+// (drive_frames.hpp), and adhesion has one on all bodies that its body touches (drive_adhesion.hpp). A clipped value has no derivative.
+//
+// With a delay of k steps, c is the last of k controls on their way. These are among the activations, newest first, and move by one place with
+// each step.
 //
 // The environments of several lanes are taken together. One whose control or activation is not finite has inputs that are no numbers, keeps
 // its activations, and has no gradients.
 #pragma once
 
 #include "base/interleave.hpp"
+#include "elements/drive_adhesion.hpp"
+#include "elements/drive_frames.hpp"
 #include "elements/drive_laws.hpp"
 #include "elements/tendon_path.hpp"
 
@@ -52,6 +58,12 @@ public:
         for (const rows::Drive *row = rows_begin(); row != rows_end(); ++row) {
             if (row->target == drive_target::site) {
                 need(row->body, frame);
+            } else if (row->target == drive_target::body) {
+                Adhesion<T>::each_pair(m, row->body, [&](int body, int other) { need(body, frame), need(other, frame); });
+                held.resize(m.num_bodies + 1), along.resize(m.num_bodies + 1);
+            } else if (between(*row)) {
+                for (int32_t body : {row->body, row->other, row->carrier})
+                    if (body >= 0) need(body, frame);
             } else if (row->target == drive_target::tendon) {
                 const TendonTable &tendon = m.tendons[row->tendon];
                 for (int k = 0; k < tendon.num_bodies; ++k) need(m.tendon_bodies[tendon.first_body + k], frame);
@@ -74,9 +86,20 @@ public:
         each([&](const rows::Drive &row, const auto &p, const Law &law) {
             force[row.number] = law.force;
             if (row.activation >= 0) next[row.activation] = law.clipped;
+            if (row.steps) {
+                std::copy_n(&act[row.delay], row.steps - 1, &next[row.delay] + 1);
+                next[row.delay] = ctrl[row.number];
+            }
             if (row.target == drive_target::site) {
                 add3(&wrench[6 * row.body], law.force * law.pull),
                     add3(&wrench[6 * row.body + 3], law.force * p.vector(drive_number::turn));
+            } else if (row.target == drive_target::body) {
+                for (int i = 0; i < m.num_bodies; ++i)
+                    add3(&wrench[6 * i], law.force * held[i].force), add3(&wrench[6 * i + 3], law.force * held[i].torque);
+            } else if (between(row)) {
+                each_place(row, [&](int place, int body) {
+                    add3(&wrench[6 * body], law.force * pulls[place].force), add3(&wrench[6 * body + 3], law.force * pulls[place].torque);
+                });
             } else {
                 u[row.input] += p[drive_number::gear] * law.force;
             }
@@ -119,17 +142,25 @@ public:
                 by_force += dot(g, law.pull) + dot(load3(&wrench[6 * row.body + 3]), turn);
                 StateGradient<T> &to = gradients[row.body];
                 to.phi = to.phi + law.force * cross(push, transposed_times(bodies[row.body].pose.R, g));
+            } else if (row.target == drive_target::body) {
+                for (int i = 0; i < m.num_bodies; ++i) by_force += by_wrench(i, held[i]);
+            } else if (between(row)) {
+                each_place(row, [&](int place, int body) { by_force += by_wrench(body, pulls[place]); });
             } else {
                 by_force += gear * u[row.input];
             }
             by_force = by_force * law.free;
             const T by_length = by_force * (law.gain.first * law.input + law.bias.first);
             const T by_velocity = by_force * (law.gain.second * law.input + law.bias.second);
-            force[row.number] = pass(row, law, by_force * law.gain.value);
+            force[row.number] = arrive(row, pass(row, law, by_force * law.gain.value));
             if (site) {
                 StateGradient<T> &to = gradients[row.body];
                 to.v = to.v + by_velocity * law.pull, to.omega = to.omega + by_velocity * turn;
                 to.phi = to.phi + by_velocity * cross(push, transposed_times(bodies[row.body].pose.R, bodies[row.body].v));
+            } else if (row.target == drive_target::body) {
+                pull_back_adhesion(row, p, law.force, by_velocity);
+            } else if (between(row)) {
+                pull_back_frames(row, p, law.force, by_length, by_velocity);
             } else if (row.target == drive_target::tendon) {
                 pull_back_tendon(row.tendon, gear * by_length, gear * by_velocity);
             } else {
@@ -174,7 +205,9 @@ private:
     std::vector<StateGradient<T>> gradients;
     std::vector<T> z, parameters, u, wrench, ctrl, act, next, force;
     std::vector<T> numbers;  // of the drives, where environments have their own
-    Pull<T> pulls[most_tendon_bodies] = {};  // of the tendon that was measured last
+    Pull<T> pulls[most_tendon_bodies] = {};  // of the tendon or the frames that were measured last
+    std::vector<Pull<T>> held, along;  // of all bodies, of the adhesion that was measured last, and what its pulls are multiplied with
+    const double *samples[lanes<T>] = {};  // of height fields, behind the parameters
     Mask<T> good{};  // lanes whose controls and activations are all finite
     std::vector<uint8_t> needs;  // per body
 
@@ -187,12 +220,33 @@ private:
         interleave(from, size_t(count), to.data());
     }
 
+    // Whether a drive acts between frames of two bodies.
+    static bool between(const rows::Drive &row) { return row.target == drive_target::sites || row.target == drive_target::crank; }
+    // Calls f(place, body) for the bodies that such a drive pulls, but for the world.
+    template <class F>
+    TD_INLINE void each_place(const rows::Drive &row, F &&f) const {
+        const int32_t places[] = {row.body, row.other, row.carrier};
+        for (int i = 0; i < (row.target == drive_target::sites ? 3 : 2); ++i)
+            if (places[i] < m.num_bodies) f(i, places[i]);
+    }
+    // The result of f for the frames of such a drive.
+    template <class P, class F>
+    TD_INLINE auto with_frames(const rows::Drive &row, const P &p, F &&f) const {
+        const MovingBody<T> &own = bodies[row.body], &other = bodies[row.other];
+        if (row.target == drive_target::crank) return f(SliderCrank<T>(own, other, p));
+        return f(SitePair<T>(own, other, bodies[row.carrier], p));
+    }
+    TD_INLINE T by_wrench(int body, const Pull<T> &pull) const {
+        return dot(load3(&wrench[6 * body]), pull.force) + dot(load3(&wrench[6 * body + 3]), pull.torque);
+    }
+
     static bool hinge(const JointTable &joint) { return joint.free_t() == 0 && joint.free_r() == 1; }
 
     // derived: for derivatives, too.
     template <bool derived>
     void load(const DrivenLanes<T> &at) {
         interleave(at.z, z.size(), z.data()), interleave(at.ctrl, ctrl.size(), ctrl.data()), interleave(at.act, act.size(), act.data());
+        std::copy_n(at.parameters, lanes<T>, samples);
         if (!common) interleave(at.parameters, parameters.size(), parameters.data());
         if (d->stride) {
             const double *from[lanes<T>];
@@ -237,6 +291,50 @@ private:
         });
     }
 
+    // Adds the gradient of by_length · l + by_velocity · v + by wrench · force · pulls for the frames whose pulls were set last.
+    template <class P>
+    TD_INLINE void pull_back_frames(const rows::Drive &row, const P &p, const T &force, const T &by_length, const T &by_velocity) {
+        Pull<T> along[3] = {}, by[3];
+        each_place(row, [&](int place, int body) {
+            along[place].force = force * load3(&wrench[6 * body]) + by_velocity * bodies[body].v;
+            along[place].torque = force * load3(&wrench[6 * body + 3]) + by_velocity * omega(body);
+        });
+        with_frames(row, p, [&](const auto &frames) { frames.pull_back(by_length, along, by); });
+        each_place(row, [&](int place, int body) {
+            StateGradient<T> &to = gradients[body];
+            to.x = to.x + by[place].force, to.phi = to.phi + by[place].torque;
+            to.v = to.v + by_velocity * pulls[place].force, to.omega = to.omega + by_velocity * pulls[place].torque;
+        });
+    }
+
+    // The same for an adhesion whose pulls were set last.
+    template <class P>
+    TD_INLINE void pull_back_adhesion(const rows::Drive &row, const P &p, const T &force, const T &by_velocity) {
+        const T gear = p[drive_number::gear];
+        along[m.num_bodies] = Pull<T>{};
+        for (int i = 0; i < m.num_bodies; ++i) {
+            along[i].force = gear * (force * load3(&wrench[6 * i]) + by_velocity * bodies[i].v);
+            along[i].torque = gear * (force * load3(&wrench[6 * i + 3]) + by_velocity * omega(i));
+            gradients[i].v = gradients[i].v + by_velocity * held[i].force;
+            gradients[i].omega = gradients[i].omega + by_velocity * held[i].torque;
+        }
+        adhesion(row).pull_back(p[drive_number::reach], along.data(), [&](int body, const Vec3<T> &x, const Vec3<T> &phi) {
+            gradients[body].x = gradients[body].x + x, gradients[body].phi = gradients[body].phi + phi;
+        });
+    }
+    Adhesion<T> adhesion(const rows::Drive &row) const { return {m, bodies, parameters.data(), samples, row.body}; }
+
+    // Carries the gradient by the control that a drive takes, and those by the controls on their way after the step, to those before it; the
+    // result is the gradient by the control that is given.
+    T arrive(const rows::Drive &row, const T &by_control) {
+        if (!row.steps) return by_control;
+        T *by = &next[row.delay];
+        const T by_given = by[0];
+        std::copy_n(by + 1, row.steps - 1, by);
+        by[row.steps - 1] = by_control;
+        return by_given;
+    }
+
     // Carries the gradient by the input of the force, and that by the activation after the step, to activation and control.
     T pass(const rows::Drive &row, const Law &law, const T &by_input) {
         if (row.activation < 0) return by_input * law.free_ctrl;
@@ -277,6 +375,18 @@ private:
         if (row.target == drive_target::site) {
             pull = bodies[row.body].pose.R * p.vector(drive_number::push);
             length = T{}, velocity = dot(pull, bodies[row.body].v) + dot(p.vector(drive_number::turn), omega(row.body));
+        } else if (row.target == drive_target::body) {
+            adhesion(row).measure(p[drive_number::reach], held.data());
+            length = velocity = T{};
+            for (int i = 0; i < m.num_bodies; ++i) {
+                held[i] = {gear * held[i].force, gear * held[i].torque};
+                velocity += dot(held[i].force, bodies[i].v) + dot(held[i].torque, omega(i));
+            }
+        } else if (between(row)) {
+            length = with_frames(row, p, [&](const auto &frames) { return frames.length(pulls); }), velocity = T{};
+            each_place(row, [&](int place, int body) {
+                velocity += dot(pulls[place].force, bodies[body].v) + dot(pulls[place].torque, omega(body));
+            });
         } else if (row.target == drive_target::tendon) {
             measure_tendon(row.tendon, length, velocity);
             length = gear * length, velocity = gear * velocity;
@@ -324,8 +434,9 @@ private:
             law.gain = row.muscle_gain ? muscle_gain_of(length, velocity, gain) : affine(length, velocity, gain);
             law.bias = row.muscle_bias ? muscle_bias_of(length, bias) : affine(length, velocity, bias);
             const auto controls = p.range(drive_number::ctrlrange), forces = p.range(drive_number::forcerange);
-            const T control = controls.clip(ctrl[row.number]);
-            law.free_ctrl = controls.inside(ctrl[row.number]), law.input = control;
+            const T &given = row.steps ? act[row.delay + row.steps - 1] : ctrl[row.number];
+            const T control = controls.clip(given);
+            law.free_ctrl = controls.inside(given), law.input = control;
             if (row.activation >= 0) {
                 const auto acts = p.range(drive_number::actrange);
                 law.moved = drive_laws::advance(row.dynamics, control, act[row.activation], p.from(drive_number::dynamics),

@@ -1,0 +1,160 @@
+"""Transmissions between frames on bodies: a length, and the wrench on each body per force of the drive.
+
+A transmission has a force f and a torque τ on each of its bodies. Its velocity is their power, Σ f·v + τ·ω. So a drive with the force F
+gives the bodies the power F times velocity, exactly. P₁ and P₂ are the origins of two frames, R₁ and R₂ their axes, and d = P₁ − P₂:
+
+    site alone          no length. The gear (g, γ) is a force R₁ g at P₁ and a torque R₁ γ.
+    site and reference  length g·R₂ᵀd + γ·log(R₂ᵀR₁). Forces are ±R₂ g at P₁ and P₂, torques ±R₂ γ, and the carrier gets the couple
+                        R₂ g × d.
+    crank and slider    length g (a·d − √D), D = (a·d)² + r² − |d|². A rod of length r leads from P₁ to a slider on the line through P₂
+                        along its z axis a. Wrenches are the gradient of the length.
+
+    adhesion            no length. Of the contacts of a body, k have a gap below a reach. Each pulls the body by -n/k at the point of
+                        contact, and the other body by n/k, with the normal n from the other body.
+
+All are MuJoCo's. The carrier of two sites is the nearest body from which joints lead to both. MuJoCo takes the force of two sites off the
+joints that move both alike, and this is what the couple does. It keeps the angular momentum of a mechanism with a carrier. Where no body
+carries both sites, the world takes the couple. Two free bodies then keep their linear momentum, and the angular one if g is zero.
+
+The velocity of two sites is the rate of g·R₂ᵀd if the carrier has the reference, as a hand that is seen from its base. Otherwise the length
+also changes as the reference turns on the carrier. The velocity along γ is the rate of the turn if the turn is about γ, or small.
+
+Where the rod does not reach the line, D ≤ 0, the length is g a·d, that of the foot of the crank on the line, and wrenches are its gradient.
+As D goes to zero from above, wrenches grow as 1/√D, without bound.
+
+Adhesion counts contacts at the start of the step, and its pulls jump where k changes. MuJoCo counts the contacts that it has found, within
+the margins of geoms; hard contacts rest at a small gap, so that a reach takes their place.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchdojo import quaternion as quat
+from torchdojo.elements.tendon_paths import Frame
+
+__all__ = ["Moving", "Touching", "Transmission", "adhesion", "at_site", "between_sites", "distance_to_axis", "slider_crank"]
+
+
+class Moving(NamedTuple):
+    """A body at a state, (..., 3 or 4) each: position, velocity, orientation, angular velocity in its axes. The default is the world."""
+
+    x: Tensor = torch.zeros(3, dtype=torch.float64)
+    v: Tensor = torch.zeros(3, dtype=torch.float64)
+    q: Tensor = quat.identity()
+    omega: Tensor = torch.zeros(3, dtype=torch.float64)
+
+
+States = Callable[[str | None], Moving]  # of a body by name; None: the world
+Wrench = tuple[str | None, Tensor, Tensor]
+
+
+class Touching(NamedTuple):
+    """A contact at a state: its bodies, the gap (...), the normal from the other body (..., 3), the point of contact (..., 3)."""
+
+    body: str
+    other: str | None
+    gap: Tensor
+    normal: Tensor
+    point: Tensor
+
+
+class Transmission(NamedTuple):
+    """A transmission at a state.
+
+    length: (...) [m, rad], or None where it has none. wrenches: body, force (..., 3) in the world frame, torque (..., 3) in the axes of the
+    body, per force of the drive, about its center of mass.
+    """
+
+    length: Tensor | None
+    wrenches: list[Wrench]
+
+    def velocity(self, states: States) -> Tensor:
+        """The power of the wrenches per force of the drive, (...)."""
+        powers = [(force * states(body).v).sum(-1) + (torque * states(body).omega).sum(-1) for body, force, torque in self.wrenches]
+        return functools.reduce(torch.add, powers)
+
+
+def at_site(site: Frame, gear: Tensor, states: States) -> Transmission:
+    """A force and a torque in the axes of a site. gear: (..., 6)."""
+    push, turn = (quat.rotate(site.orientation, part) for part in gear.split(3, dim=-1))
+    return Transmission(None, [(site.body, quat.rotate(states(site.body).q, push), turn + quat.cross(site.position, push))])
+
+
+def between_sites(site: Frame, reference: Frame, carrier: str | None, gear: Tensor, states: States) -> Transmission:
+    """A force and a torque between two sites, in the axes of the `reference`.
+
+    Args:
+        carrier: the body that takes the couple of the forces; None: the world. gear: (..., 6).
+    """
+    own, other = states(site.body), states(reference.body)
+    push, turn = (quat.rotate(reference.orientation, part) for part in gear.split(3, dim=-1))
+    force, torque, apart = quat.rotate(other.q, push), quat.rotate(other.q, turn), _apart(site, reference, states)
+    offset = quat.multiply(site.orientation, quat.conjugate(reference.orientation))
+    angle = quat.rotation_vector(quat.multiply(quat.multiply(quat.conjugate(other.q), own.q), offset))
+    length = (push * quat.inverse_rotate(other.q, apart)).sum(-1) + (turn * angle).sum(-1)
+    on_own = quat.cross(site.position, quat.inverse_rotate(own.q, force)) + quat.inverse_rotate(own.q, torque)
+    couple = quat.inverse_rotate(states(carrier).q, quat.cross(force, apart))
+    return Transmission(
+        length,
+        [
+            (site.body, force, on_own),
+            (reference.body, -force, -(quat.cross(reference.position, push) + turn)),
+            (carrier, torch.zeros_like(force), couple),
+        ],
+    )
+
+
+def slider_crank(crank: Frame, slider: Frame, rod: Tensor, gear: Tensor, states: States) -> Transmission:
+    """A rod from the crank to a slider on the z axis of the frame `slider`. rod: its length, (...) [m]. gear: (...)."""
+    own, other = states(crank.body), states(slider.body)
+    own_axis, apart = _axis(slider), _apart(crank, slider, states)
+    axis = quat.rotate(other.q, own_axis)
+    along = (axis * apart).sum(-1)
+    square = along * along + rod * rod - (apart * apart).sum(-1)
+    reaches = square > 0
+    root = torch.sqrt(torch.where(reaches, square, 1.0))
+    inverse = torch.where(reaches, 1 / root, 0.0)
+    rest = (1 - along * inverse)[..., None]
+    force = gear[..., None] * (rest * axis + inverse[..., None] * apart)
+    by_axis = gear[..., None] * rest * apart
+    on_own = quat.cross(crank.position, quat.inverse_rotate(own.q, force))
+    on_other = quat.cross(own_axis, quat.inverse_rotate(other.q, by_axis))
+    on_other = on_other - quat.cross(slider.position, quat.inverse_rotate(other.q, force))
+    length = gear * (along - torch.where(reaches, root, 0.0))
+    return Transmission(length, [(crank.body, force, on_own), (slider.body, -force, on_other)])
+
+
+def adhesion(touching: Sequence[Touching], reach: Tensor, gear: Tensor, states: States) -> Transmission:
+    """Equal pulls along the normals of the contacts of a body. reach: gap below which they act, (...) [m]. gear: (...)."""
+    near = torch.stack(torch.broadcast_tensors(*[contact.gap.detach() < reach for contact in touching]), dim=-1)
+    weights = torch.where(near, (gear / near.sum(-1).clamp_min(1))[..., None], 0.0)
+    wrenches: list[Wrench] = []
+    for contact, weight in zip(touching, weights.unbind(-1), strict=True):
+        pull = weight[..., None] * contact.normal
+        for body, force in ((contact.body, -pull), (contact.other, pull)):
+            state = states(body)
+            wrenches.append((body, force, quat.inverse_rotate(state.q, quat.cross(contact.point - state.x, force))))
+    return Transmission(None, wrenches)
+
+
+def distance_to_axis(crank: Frame, slider: Frame, states: States) -> Tensor:
+    """The least length of a rod from the crank to the axis of the slider [m], (...)."""
+    apart = quat.inverse_rotate(states(slider.body).q, _apart(crank, slider, states))
+    return torch.linalg.vector_norm(quat.cross(_axis(slider), apart), dim=-1)
+
+
+def _axis(slider: Frame) -> Tensor:
+    """The z axis of a frame in the axes of its body, (3,)."""
+    return quat.rotate(slider.orientation, slider.orientation.new_tensor([0.0, 0.0, 1.0]))
+
+
+def _apart(first: Frame, second: Frame, states: States) -> Tensor:
+    """From the origin of the second frame to that of the first one, in the world frame (..., 3)."""
+    one, two = (states(frame.body).x + quat.rotate(states(frame.body).q, frame.position) for frame in (first, second))
+    return one - two
