@@ -41,6 +41,7 @@ from torchdojo.elements.touching import Filter
 from torchdojo.engine.adaptive import AdaptiveOptions
 from torchdojo.engine.contact_report import ContactReport, TouchingPair
 from torchdojo.engine.drives import Drive, Drives
+from torchdojo.engine.fluid_ellipsoids import FluidEllipsoid
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalTrajectory
 from torchdojo.engine.passive_forces import PassiveForces, PassivePart
@@ -85,6 +86,7 @@ __all__ = [
     "FixedOrientation",
     "FixedTendon",
     "Floating",
+    "FluidEllipsoid",
     "FreeOrbital",
     "FreeRevolute",
     "GradientMode",
