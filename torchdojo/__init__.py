@@ -35,6 +35,7 @@ from torchdojo.elements.joints import (
 )
 from torchdojo.elements.manifolds import contact_manifold, contacts_between
 from torchdojo.elements.near_contact import near_contacts
+from torchdojo.elements.string_coupling import StringCoupling
 from torchdojo.elements.tendon import Tendon
 from torchdojo.elements.tendon_paths import FixedTendon, Pulley, SpatialTendon, Wrap
 from torchdojo.elements.touching import Filter
@@ -131,6 +132,7 @@ __all__ = [
     "StandardJoint",
     "Status",
     "StepOutput",
+    "StringCoupling",
     "SumCoupling",
     "Tendon",
     "TouchingPair",
