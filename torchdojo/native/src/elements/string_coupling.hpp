@@ -9,7 +9,7 @@
 #pragma once
 
 #include "elements/coupling.hpp"
-#include "elements/tendon_path.hpp"
+#include "elements/tendon.hpp"
 
 namespace torchdojo {
 
@@ -51,27 +51,36 @@ private:
     }
 
     // The strings: the follower, and the leader, which has the same places.
-    static const TendonTable &follower(const MechanismTable &m, const CouplingTable &coupling) { return m.strings[coupling.strings]; }
-    static const TendonTable &leader(const MechanismTable &m, const CouplingTable &coupling) { return m.strings[coupling.strings + 1]; }
+    static const TendonTable &string(const MechanismTable &m, const CouplingTable &coupling, int which) {
+        return m.strings[coupling.strings + which];
+    }
+    static const TendonTable &follower(const MechanismTable &m, const CouplingTable &coupling) { return string(m, coupling, 0); }
+    static const TendonTable &leader(const MechanismTable &m, const CouplingTable &coupling) { return string(m, coupling, 1); }
     static int body(const MechanismTable &m, const TendonTable &string, int place) { return m.tendon_bodies[string.first_body + place]; }
 
-    template <bool next>
-    static TendonPath<T> path_of(const Problem<T> &problem, const TendonTable &string) {
-        return {problem.mechanism, string, problem.parameters.data(), [&](int body) -> const BodyPose<T> & {
-                    if constexpr (next) return problem.bodies[body].next;
-                    else return problem.bodies[body].pose;
-                }};
+    static TendonPath<T> path_of(const Problem<T> &problem, const TendonTable &string, bool next) {
+        return {problem.mechanism, string, problem.parameters.data(),
+                [&](int body) -> const BodyPose<T> & { return next ? problem.bodies[body].next : problem.bodies[body].pose; }};
+    }
+
+    // Both lengths, the leader's less its constant, and their pulls. Cold code is kept small: not inlined, once for each purpose.
+    static __attribute__((noinline)) void lengths(const Problem<T> &problem, const CouplingTable &coupling, bool next, T *length,
+                                                  Pull<T> *const *pulls) {
+        for (const int which : {0, 1})
+            length[which] = path_of(problem, string(problem.mechanism, coupling, which), next).length(pulls[which]);
+        length[1] -= problem.parameters[leader(problem.mechanism, coupling).offset];
     }
 
     static void prepare(Problem<T> &problem, const CouplingTable &coupling, CouplingData<T> &data) {
-        const MechanismTable &m = problem.mechanism;
-        const TendonTable &own = follower(m, coupling), &led = leader(m, coupling);
+        const TendonTable &own = follower(problem.mechanism, coupling);
         const CouplingLaw<T> law(problem, coupling);
         const T *p = &problem.parameters[coupling.parameters];
         data.on = 1.0 - p[parameter::coupling::off];
-        const T y = path_of<false>(problem, own).length(&problem.pulls[own.first_body]);
-        data.leading = path_of<false>(problem, led).length(&problem.leader_pulls[own.first_body]) - problem.parameters[led.offset];
-        data.gap_now = y - law(data.leading);
+        Pull<T> *pulls[2] = {&problem.pulls[own.first_body], &problem.leader_pulls[own.first_body]};
+        T length[2];
+        lengths(problem, coupling, false, length, pulls);
+        data.leading = length[1];
+        data.gap_now = length[0] - law(data.leading);
         data.given = p[parameter::coupling::compliance] * problem.inverse_timestep;
         data.stretched = 1.0 + data.given * p[parameter::coupling::damping];
     }
@@ -81,14 +90,15 @@ private:
         return {scale * (own.force - slope * led.force), scale * (own.torque - slope * led.torque)};
     }
 
-    static void linearize(Problem<T> &problem, const CouplingTable &coupling, CouplingData<T> &data, const T *w) {
+    static __attribute__((noinline)) void linearize(Problem<T> &problem, const CouplingTable &coupling, CouplingData<T> &data, const T *w) {
         const MechanismTable &m = problem.mechanism;
-        const TendonTable &own = follower(m, coupling), &led = leader(m, coupling);
+        const TendonTable &own = follower(m, coupling);
         const CouplingLaw<T> law(problem, coupling);
         const T h = problem.timestep(), lambda = w[coupling.row], &off = problem.parameters[coupling.parameters + parameter::coupling::off];
-        Pull<T> next[2][most_tendon_bodies];
-        data.following_next = path_of<true>(problem, own).length(next[0]);
-        data.leading_next = path_of<true>(problem, led).length(next[1]) - problem.parameters[led.offset];
+        Pull<T> next[2][most_tendon_bodies], *pulls[2] = {next[0], next[1]};
+        T length[2];
+        lengths(problem, coupling, true, length, pulls);
+        data.following_next = length[0], data.leading_next = length[1];
         data.gap =
             data.stretched * (data.following_next - law(data.leading_next)) - (data.stretched - 1.0) * data.gap_now + data.given * lambda;
         problem.residual[coupling.row] = data.on * data.gap + h * off * lambda;
@@ -136,10 +146,10 @@ private:
     }
 
     template <class R>
-    static void multiply(AdjointState<T, R> &adjoint, const Problem<T> &problem, const CouplingTable &coupling, const CouplingData<T> &data,
-                         const T &lambda) {
+    static __attribute__((noinline)) void multiply(AdjointState<T, R> &adjoint, const Problem<T> &problem, const CouplingTable &coupling,
+                                                   const CouplingData<T> &data, const T &lambda) {
         const MechanismTable &m = problem.mechanism;
-        const TendonTable &own = follower(m, coupling), &led = leader(m, coupling);
+        const TendonTable &own = follower(m, coupling);
         const CouplingLaw<T> law(problem, coupling);
         const R mu = adjoint.multiplier[coupling.row];
         for (int k = 0; k < own.num_bodies; ++k) {
@@ -153,20 +163,17 @@ private:
         powers(adjoint, problem, own, power);
         const T slope = law.slope(data.leading), pushed = data.on * lambda;
         const R by_follower = (data.on * (data.stretched - 1.0)) * mu;
-        const R by_leader = -(slope * by_follower) - (pushed * law.bend(data.leading)) * power[1];
-        const auto add = [&](int place, const Vec3<R> &x, const Vec3<R> &phi) {
-            const int number = body(m, own, place);
-            adjoint.gradient.x[number] = adjoint.gradient.x[number] + x, adjoint.gradient.phi[number] = adjoint.gradient.phi[number] + phi;
-        };
-        Pull<R> c[most_tendon_bodies];
-        along(adjoint, m, own, pushed, c);
-        path_of<false>(problem, own).pull_back(&problem.pulls[own.first_body], by_follower, c, add);
-        along(adjoint, m, own, -(slope * pushed), c);
-        path_of<false>(problem, led).pull_back(&problem.leader_pulls[own.first_body], by_leader, c, add);
+        const R by_length[2] = {by_follower, -(slope * by_follower) - (pushed * law.bend(data.leading)) * power[1]};
+        for (const int which : {0, 1}) {
+            Pull<R> c[most_tendon_bodies];
+            along(adjoint, m, own, which ? -(slope * pushed) : pushed, c);
+            const std::vector<Pull<T>> &pulls = which ? problem.leader_pulls : problem.pulls;
+            Tendons<T>::pull_back(adjoint, problem, string(m, coupling, which), &pulls[own.first_body], by_length[which], c);
+        }
     }
 
-    static void add_parameters(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint,
-                               const CouplingTable &coupling, const CouplingData<T> &data, const T &lambda) {
+    static __attribute__((noinline)) void add_parameters(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint,
+                                                         const CouplingTable &coupling, const CouplingData<T> &data, const T &lambda) {
         namespace field = parameter::coupling;
         const MechanismTable &m = problem.mechanism;
         const TendonTable &own = follower(m, coupling), &led = leader(m, coupling);
@@ -194,16 +201,15 @@ private:
         sum[field::damping] -= held * p[field::compliance] * moving;
         to.by_timestep += problem.inverse_timestep * p[field::compliance] * by_alpha;
         const T by_follower = loose * held, by_leader = -(slope * by_follower) - pushes * law.bend(x);
-        const T by_leader_next = held * stretched * slope_next;
-        to.sum[led.offset] -= by_leader + by_leader_next;
-        Pull<T> c[most_tendon_bodies];
-        along(adjoint, m, own, pushed, c);
-        path_of<false>(problem, own).add_parameters(by_follower, c, to.sum.data());
-        along(adjoint, m, own, -(slope * pushed), c);
-        path_of<false>(problem, led).add_parameters(by_leader, c, to.sum.data());
-        along(adjoint, m, own, T{}, c);
-        path_of<true>(problem, own).add_parameters(-(held * stretched), c, to.sum.data());
-        path_of<true>(problem, led).add_parameters(by_leader_next, c, to.sum.data());
+        // By string, at the current configuration and at the next.
+        const T by_length[2][2] = {{by_follower, -(held * stretched)}, {by_leader, held * stretched * slope_next}};
+        to.sum[led.offset] -= by_length[1][0] + by_length[1][1];
+        for (const int which : {0, 1})
+            for (const int next : {0, 1}) {
+                Pull<T> c[most_tendon_bodies];
+                along(adjoint, m, own, next ? T{} : which ? -(slope * pushed) : pushed, c);
+                path_of(problem, string(m, coupling, which), next).add_parameters(by_length[which][next], c, to.sum.data());
+            }
     }
 };
 
