@@ -35,12 +35,14 @@ from torchdojo.elements.joints import (
 )
 from torchdojo.elements.manifolds import contact_manifold, contacts_between
 from torchdojo.elements.near_contact import near_contacts
+from torchdojo.elements.string_coupling import StringCoupling
 from torchdojo.elements.tendon import Tendon
 from torchdojo.elements.tendon_paths import FixedTendon, Pulley, SpatialTendon, Wrap
 from torchdojo.elements.touching import Filter
 from torchdojo.engine.adaptive import AdaptiveOptions
 from torchdojo.engine.contact_report import ContactReport, TouchingPair
 from torchdojo.engine.drives import Drive, Drives
+from torchdojo.engine.fluid_ellipsoids import FluidEllipsoid
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
 from torchdojo.engine.minimal import MinimalOutput, MinimalTrajectory
 from torchdojo.engine.passive_forces import PassiveForces, PassivePart
@@ -85,6 +87,7 @@ __all__ = [
     "FixedOrientation",
     "FixedTendon",
     "Floating",
+    "FluidEllipsoid",
     "FreeOrbital",
     "FreeRevolute",
     "GradientMode",
@@ -129,6 +132,7 @@ __all__ = [
     "StandardJoint",
     "Status",
     "StepOutput",
+    "StringCoupling",
     "SumCoupling",
     "Tendon",
     "TouchingPair",

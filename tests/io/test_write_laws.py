@@ -116,6 +116,32 @@ def test_couplings_come_back(kind: str, soft: bool, tmp_path: Path) -> None:
     check(mech, again(mech, tmp_path, soft=soft, switches=kind == "off"), q=start_at)
 
 
+@pytest.mark.parametrize("kind", ["line", "curve", "constant", "wrapped", "off", "soft"])
+def test_couplings_of_strings_come_back(kind: str, tmp_path: Path) -> None:
+    """Their polynomials are about the lengths of the file; a soft one has a curve, as a line becomes a tendon with a spring."""
+    plain = ["base", "middle", "end"]
+    sites = {"base": td.Site(None, (0.05, 0.0, 0.02)), "middle": td.Site("low", (0.03, 0.01, 0.0))}
+    sites |= {"end": td.Site("high", (0.03, 0.0, -0.05))}
+    sites |= {"cart": td.Site("cart", (0.0, 0.0, 0.1)), "front": td.Site("low", (0.1, 0.0, -0.1)), "far": td.Site(None, (0.6, 0.1, 0.4))}
+    knuckle = td.Wrap(td.Site("low", (0.0, 0.0, 0.09), (0.7071067811865476, 0.7071067811865476, 0.0, 0.0)), 0.02, "cylinder")
+    ball = td.Wrap(td.Site("low", (0.0, 0.0, -0.1)), 0.015, side="front")
+    wrapped = ["base", knuckle, "middle", ball, "end", td.Pulley(2.0), "base", "cart"]
+    law = {
+        "curve": {"curve": (0.5, -0.3, 0.2)},
+        "off": {"active": 0.0},
+        "soft": {"curve": (0.5,), "compliance": 1e-3, "damping": 5.0},
+    }.get(kind, {})
+    leader = None if kind == "constant" else ["far", "cart"]
+    string = td.StringCoupling(wrapped if kind == "wrapped" else plain, leader, sites=sites, ratio=0.6, leader_length=0.3, **law)
+    mech = finger(couplings={"string": string})
+    string.offset = float(string.constraint(*mech.element_poses(start(mech), string)))
+    mech.options = td.SolverOptions(residual_tol=1e-12)
+    other = again(mech, tmp_path, soft=kind == "soft", switches=kind == "off")
+    other.options = mech.options
+    assert isinstance(other.couplings["string"], td.StringCoupling)
+    check(mech, other)
+
+
 @pytest.mark.parametrize("servos", ["implicit", "implicitfast", "explicit"])
 def test_actuators_come_back(servos: Any, tmp_path: Path) -> None:
     mech = finger()
@@ -265,7 +291,10 @@ def test_laws_without_a_counterpart_are_named() -> None:
             "base": td.Floating(None, "root", damper=0.1),
         },
         {"foot": td.NonlinearContact("low", restitution=0.5), "edge": td.LinearContact("low", stiffness=1e4)},
-        couplings={"tied": td.JointCoupling("base", "hinge", leader_coordinate=0)},
+        couplings={
+            "tied": td.JointCoupling("base", "hinge", leader_coordinate=0),
+            "pulled": td.StringCoupling([td.Site(None, (0, 0, 1.0)), td.Site("low"), td.Pulley(-1.0), td.Site(None), td.Site("root")]),
+        },
         tendons={
             "free": td.FixedTendon({("base", 0): 1.0}),
             "minus": td.SpatialTendon([td.Site(None), td.Site("low"), td.Pulley(-1.0), td.Site(None), td.Site("root")]),
@@ -275,7 +304,7 @@ def test_laws_without_a_counterpart_are_named() -> None:
     assert write_mjcf(mech)[1] == [
         "joints.hinge.velocity_limits", "joints.hinge.servo_stiffness", "joints.hinge.servo_damping", "joints.base.damper",
         "contacts.foot.restitution", "contacts.edge.stiffness", "contacts.edge.facets", "tendons.free", "tendons.minus", "couplings.tied",
-        "drives.pull", "inputs.hinge", "inputs.base",
+        "couplings.pulled", "drives.pull", "inputs.hinge", "inputs.base",
     ]  # fmt: skip
 
 

@@ -187,7 +187,82 @@ class Surface(NamedTuple):
     side: int
 
 
-class SpatialTendon(Tendon):
+class Strings:
+    """Numbers of strings, and their lengths: what `SpatialTendon` shares with couplings of lengths."""
+
+    site_bodies: tuple[int, ...]
+    side_bodies: tuple[int, ...]
+    surfaces: tuple[Surface, ...]
+    spans: tuple[Span, ...]
+    points: Tensor
+    centers: Tensor
+    radii: Tensor
+    sides: Tensor
+    divisors: Tensor
+    orientations_field: ClassVar[str] = "turns"  #: the field with the attitudes of surfaces
+
+    def _check_numbers(self, label: str, name: str, value: Tensor, ndim: int) -> None:
+        """Raise ValueError for numbers of another count or out of range. ndim: of one value of the field `name`."""
+        if name == "radii":
+            require(value > 0, label, value, "positive numbers")
+        if name == "divisors":
+            require(value != 0, label, value, "numbers that are not zero")
+        if name in ("points", "centers", self.orientations_field, "radii"):
+            count = len(self.site_bodies if name == "points" else self.surfaces)
+            if value.shape[-ndim] != count:
+                raise ValueError(f"{label}: got shape {tuple(value.shape)}; allowed: {count} of them")
+
+    def _path_of(self, poses: Sequence[Pose], spans: Sequence[Span]) -> Path:
+        """Length and gradient of these spans, at one pose per body."""
+        forces: list[list[Tensor]] = [[] for _ in poses]
+        moments: list[list[Tensor]] = [[] for _ in poses]
+        total: Tensor | float = 0.0
+        for way, weight, parts in self._parts(poses, spans):
+            total = total + (way if weight is None else weight * way)
+            for body, point, force in parts:
+                weighted = force if weight is None else weight[..., None] * force
+                forces[body].append(weighted)
+                moments[body].append(quat.cross(point - poses[body].x, weighted))
+        zero = torch.zeros_like(poses[0].x)
+        pulls = [
+            (zero + sum(f), quat.inverse_rotate(pose.q, zero + sum(m))) if f else (zero, zero)
+            for pose, f, m in zip(poses, forces, moments, strict=True)
+        ]
+        return Path(cast(Tensor, total) + zero[..., 0], pulls)
+
+    def _parts(
+        self, poses: Sequence[Pose], spans: Sequence[Span]
+    ) -> Iterator[tuple[Tensor, Tensor | None, list[tuple[int, Tensor, Tensor]]]]:
+        """Per span: its length, its weight (None: 1), and (body, point, force) of a unit of tension, as derivatives of the length."""
+        points = [poses[body].point(self.points[..., i, :]) for i, body in enumerate(self.site_bodies)]
+        orientations = getattr(self, self.orientations_field) if self.surfaces else self.points
+        for span in spans:
+            weight = 1 / self.divisors[..., span.pulley] if span.pulley >= 0 else None
+            start, end = points[span.start], points[span.end]
+            ends = self.site_bodies[span.start], self.site_bodies[span.end]
+            if span.surface < 0:
+                way, along = _straight(start, end)
+                yield way, weight, [] if ends[0] == ends[1] else [(ends[0], start, -along), (ends[1], end, along)]
+                continue
+            surface = self.surfaces[span.surface]
+            pose = poses[surface.body]
+            center = pose.point(self.centers[..., span.surface, :])
+            turn = quat.multiply(pose.q, quat.normalize(orientations[..., span.surface, :]))
+            side = None if surface.side < 0 else poses[self.side_bodies[surface.side]].point(self.sides[..., surface.side, :])
+            wraps, first, second, arc = wrap(start, end, center, turn, self.radii[..., span.surface], cylinder=surface.cylinder, side=side)
+            touching = wraps[..., None]
+            way, along = _straight(start, torch.where(touching, first, end))
+            back, away = _straight(torch.where(touching, second, start), end)
+            zero = torch.zeros_like(along)
+            yield torch.where(wraps, way + arc + back, way), weight, [
+                (ends[0], start, -along),
+                (surface.body, first, torch.where(touching, along, zero)),
+                (surface.body, second, torch.where(touching, -away, zero)),
+                (ends[1], end, away),
+            ]  # fmt: skip
+
+
+class SpatialTendon(Strings, Tendon):
     """A tendon through sites, around spheres and cylinders, with branches behind pulleys. The shortest such string has its length.
 
     ``td.SpatialTendon(["hip", td.Wrap(td.Site("femur"), 0.02), "shin"], sites=mech.sites, stiffness=100.0, rest=0.3)``
@@ -204,12 +279,7 @@ class SpatialTendon(Tendon):
         ValueError: unknown sites, a surface without a site on each side of it, a branch of fewer than two sites.
     """
 
-    points: Tensor
-    centers: Tensor
     turns: Tensor
-    radii: Tensor
-    sides: Tensor
-    divisors: Tensor
 
     def __init__(self, path: Sequence[Any], *, sites: Mapping[str, Frame] | None = None, **laws: Any) -> None:
         super().__init__(**laws)
@@ -296,14 +366,7 @@ class SpatialTendon(Tendon):
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         value = super().check_field(name, value)
-        if name == "radii":
-            require(value > 0, self.label(name), value, "positive numbers")
-        if name == "divisors":
-            require(value != 0, self.label(name), value, "numbers that are not zero")
-        if name in ("points", "centers", "turns", "radii"):
-            count = len(self.site_bodies if name == "points" else self.surfaces)
-            if value.shape[-self.fields[name]] != count:
-                raise ValueError(f"{self.label(name)}: got shape {tuple(value.shape)}; allowed: {count} of them")
+        self._check_numbers(self.label(name), name, value, self.fields[name])
         return value
 
     @property
@@ -314,49 +377,7 @@ class SpatialTendon(Tendon):
         return (*super().kind(), self.site_bodies, self.side_bodies, self.surfaces, self.spans, self.implicit, self.actuated)
 
     def path(self, *poses: Pose) -> Path:
-        forces: list[list[Tensor]] = [[] for _ in poses]
-        moments: list[list[Tensor]] = [[] for _ in poses]
-        total: Tensor | float = 0.0
-        for way, weight, parts in self._parts(poses):
-            total = total + (way if weight is None else weight * way)
-            for body, point, force in parts:
-                weighted = force if weight is None else weight[..., None] * force
-                forces[body].append(weighted)
-                moments[body].append(quat.cross(point - poses[body].x, weighted))
-        zero = torch.zeros_like(poses[0].x)
-        pulls = [
-            (zero + sum(f), quat.inverse_rotate(pose.q, zero + sum(m))) if f else (zero, zero)
-            for pose, f, m in zip(poses, forces, moments, strict=True)
-        ]
-        return Path(cast(Tensor, total), pulls)
-
-    def _parts(self, poses: Sequence[Pose]) -> Iterator[tuple[Tensor, Tensor | None, list[tuple[int, Tensor, Tensor]]]]:
-        """Per span: its length, its weight (None: 1), and (body, point, force) of a unit of tension, as derivatives of the length."""
-        points = [poses[body].point(self.points[..., i, :]) for i, body in enumerate(self.site_bodies)]
-        for span in self.spans:
-            weight = 1 / self.divisors[..., span.pulley] if span.pulley >= 0 else None
-            start, end = points[span.start], points[span.end]
-            ends = self.site_bodies[span.start], self.site_bodies[span.end]
-            if span.surface < 0:
-                way, along = _straight(start, end)
-                yield way, weight, [] if ends[0] == ends[1] else [(ends[0], start, -along), (ends[1], end, along)]
-                continue
-            surface = self.surfaces[span.surface]
-            pose = poses[surface.body]
-            center = pose.point(self.centers[..., span.surface, :])
-            turn = quat.multiply(pose.q, quat.normalize(self.turns[..., span.surface, :]))
-            side = None if surface.side < 0 else poses[self.side_bodies[surface.side]].point(self.sides[..., surface.side, :])
-            wraps, first, second, arc = wrap(start, end, center, turn, self.radii[..., span.surface], cylinder=surface.cylinder, side=side)
-            touching = wraps[..., None]
-            way, along = _straight(start, torch.where(touching, first, end))
-            back, away = _straight(torch.where(touching, second, start), end)
-            zero = torch.zeros_like(along)
-            yield torch.where(wraps, way + arc + back, way), weight, [
-                (ends[0], start, -along),
-                (surface.body, first, torch.where(touching, along, zero)),
-                (surface.body, second, torch.where(touching, -away, zero)),
-                (ends[1], end, away),
-            ]  # fmt: skip
+        return self._path_of(poses, self.spans)
 
     def length(self, *poses: Pose) -> Tensor:
         return self.path(*poses).length

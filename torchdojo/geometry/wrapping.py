@@ -54,7 +54,8 @@ def wrap(
         start, end: (..., 3) [m]. center: (..., 3) [m]. turn: (..., 4) quaternion wxyz, surface to world; a cylinder is along its z.
         radius: (...) [m]. side: (..., 3), of the side site; None: the shorter way.
     """
-    p = [quat.inverse_rotate(turn, point - center) for point in (start, end)]
+    # a point and a surface of the world have no batch dimensions
+    p = torch.broadcast_tensors(*(quat.inverse_rotate(turn, point - center) for point in (start, end)))
     s = None if side is None else quat.inverse_rotate(turn, side - center)
     if cylinder:
         x, y, _ = torch.eye(3, dtype=start.dtype, device=start.device).expand(*p[0].shape, 3).unbind(-2)

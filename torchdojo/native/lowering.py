@@ -15,6 +15,7 @@ from torchdojo.elements.joint_cones import JointElement, JointFriction
 from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.near_contact import NearContact
+from torchdojo.elements.string_coupling import StringCoupling
 from torchdojo.elements.tendon import Tendon
 from torchdojo.elements.velocity_limits import JointVelocityLimits
 from torchdojo.geometry.polytopes import Polytope
@@ -42,7 +43,7 @@ from torchdojo.native.tables import (
     JointCone,
     row,
 )
-from torchdojo.native.tendons import tendon_tables
+from torchdojo.native.tendons import string_tables, tendon_tables
 from torchdojo.solver.speed import slowed_by
 from torchdojo.state.minimal import JointOrder
 
@@ -215,6 +216,9 @@ class _Lowering:
         self.grounds, end = samples_of(pieces, num_parameters)
         contacts, pairs, couples = self._contact_rows()
         couplings, coupling_ends = self._coupling_rows()
+        tendons = tendon_tables(self.tendons, self.number, self.world, self._body_block)
+        chosen = [(node, own) for node, own in zip(self.coupling_nodes, self.couplings, strict=True) if self._couples_strings(*own)]
+        string_tables(tendons, [own for _, own in chosen], self._block, [node for node, _ in chosen])
         slowing = [NONE if element is None else self.number[id(element.joint)] for element in slowed_by(system)]
         # Bodies stand before the other nodes, so the shorter `slowing` ends the loop behind the last body.
         offsets = zip(schedule.diagonal_offset, schedule.rhs_offset, slowing, strict=False)
@@ -230,7 +234,7 @@ class _Lowering:
             "couplings": couplings,
             "coupling_ends": coupling_ends,
             "tree": [row(LINK, joint=self.number[id(entry.joint)], coordinate=entry.coordinates.start) for entry in tree],
-            **tendon_tables(self.tendons, self.number, self.world, self._body_block),
+            **tendons,
             "polytopes": words([core for _, core in self.cores.values()]),
         }
         head = row(
@@ -349,10 +353,15 @@ class _Lowering:
                 pairs.append(row(PAIR, other=other, kind_a=kind_a, kind_b=kind_b, core_a=cores[0], core_b=cores[1], **shapes, **blocks))
         return rows, pairs, couples
 
+    @staticmethod
+    def _couples_strings(piece: Piece, member: int) -> bool:
+        return isinstance(piece.group.members[member], StringCoupling)
+
     def _coupling_rows(self) -> tuple[list[tuple], list[tuple]]:
         """Rows of couplings and of their ends."""
         rows: list[tuple] = []
         ends: list[tuple] = []
+        strings = 0
         for node, (piece, member) in zip(self.coupling_nodes, self.couplings, strict=True):
             element, bodies = piece.group.members[member], piece.group.body_index[member].tolist()
             assert isinstance(element, Coupling)
@@ -367,7 +376,9 @@ class _Lowering:
                 counts_turns=element.counts_turns,
                 curved="curve" in piece.group.fields,
                 damped="damping" in piece.group.fields,
+                strings=strings if self._couples_strings(piece, member) else NONE,
             )
+            strings += 2 * self._couples_strings(piece, member)
             rows.append(values)
             first = piece.place(member, "coefficients")
             for k, (end, joint) in enumerate(zip(element.ends, element.joints, strict=True)):

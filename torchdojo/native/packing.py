@@ -20,6 +20,7 @@ from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.kept_rows import SWITCH
 from torchdojo.elements.servo import SERVO, SERVO_RANGE, detour
+from torchdojo.elements.string_coupling import StringCoupling
 from torchdojo.elements.tendon import Tendon
 from torchdojo.native.tables import (
     BODY_PARAMETERS,
@@ -113,15 +114,14 @@ def _layout(group: Group) -> np.dtype:
     if isinstance(element, JointElement):
         names = (DRIVE_PARAMETERS.names or ()) if isinstance(element, JointDrive) else element.own_fields
         return numbers(**dict.fromkeys(names, element.joint.num_coordinates))
-    if isinstance(element, Coupling):
+    if isinstance(element, Coupling) and not isinstance(element, StringCoupling):
         counts = {name: len(element.ends) for name in ("coefficients",) if name in group.fields}
         return numbers(COUPLING_PARAMETERS, **counts)
-    if isinstance(element, Tendon):
+    if isinstance(element, Tendon | StringCoupling):
         # Numbers of the path stand behind numbers of the law. Joints of a sum have packed parameters of their own.
-        path = {name: ndim for name, ndim in element.fields.items() if name not in (TENDON_PARAMETERS.names or ())}
-        return numbers(
-            TENDON_PARAMETERS, **{name: math.prod(getattr(element, name).shape[-ndim:] if ndim else ()) for name, ndim in path.items()}
-        )
+        law = TENDON_PARAMETERS if isinstance(element, Tendon) else COUPLING_PARAMETERS
+        path = {name: ndim for name, ndim in element.fields.items() if name not in (*(law.names or ()), "active")}
+        return numbers(law, **{name: math.prod(getattr(element, name).shape[-ndim:] if ndim else ()) for name, ndim in path.items()})
     layout = numbers(CONTACT_PARAMETERS, **{name: 1 for name in CONTACT_LAWS + COUPLES if name in group.fields})
     if is_plain(group):
         return layout
@@ -223,6 +223,7 @@ def _values(piece: Piece, fields: dict[str, Tensor]) -> dict[str, Tensor]:
         # Limits that do not act are infinite, and nothing reads them.
         return {name: value.nan_to_num(torch.nan, 0.0, 0.0) if name in element.own_fields else value for name, value in fields.items()}
     if isinstance(element, Coupling):
+        fields = fields | ({"orientations": normalize(fields["orientations"])} if "orientations" in fields else {})
         return fields | ({"off": 1.0 - fields["active"]} if "active" in fields else {})
     if isinstance(element, Tendon):
         return fields | ({"turns": normalize(fields["turns"])} if "turns" in fields else {})

@@ -23,6 +23,7 @@ from torchdojo.elements.joint_cones import JointElement
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.near_contact import NearContact
 from torchdojo.elements.servo import SERVO
+from torchdojo.elements.string_coupling import StringCoupling
 from torchdojo.elements.tendon import Tendon
 from torchdojo.elements.tendon_paths import FixedTendon
 from torchdojo.native import calls, graph, header
@@ -40,7 +41,7 @@ __all__ = ["Packed", "Program", "by_number", "program", "unsupported"]
 Acting = tuple[tuple[bool, bool], ...]  # per group of joints, and then of tendons: see `lower`
 
 _JOINTS = tuple(getattr(joints_module, name) for name in joints_module.JOINT_TYPES)
-_COUPLINGS = (JointCoupling, JointLock, SumCoupling)
+_COUPLINGS = (JointCoupling, JointLock, StringCoupling, SumCoupling)
 
 
 def unsupported(system: System) -> str | None:
@@ -51,10 +52,10 @@ def unsupported(system: System) -> str | None:
         name = next(key for key, element in system.elements.items() if element is group.template)
         if group.cls not in (*_JOINTS, *CONTACT_MODELS, *_COUPLINGS, *TENDONS):
             return f"{name}, a {group.cls.__name__}, is not a built-in joint, coupling, tendon or contact"
-        if isinstance(group.template, Tendon):
+        if isinstance(group.template, Tendon | StringCoupling):
             reason = unsupported_tendon(group.template, _JOINTS)
             if reason is None and any(isinstance(other.template, NearContact) for other in system.groups):
-                reason = "a tendon beside near contacts"
+                reason = "a tendon or a coupling of strings beside near contacts"
             if reason is not None:
                 return f"{name}: {reason}"
         if isinstance(group.template, LinearContact) and group.template.facets > MOST_FACETS:

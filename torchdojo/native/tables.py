@@ -144,8 +144,7 @@ HEAD = _row(
     "num_bodies num_unknowns num_inputs num_parameters num_joints num_contacts num_impulses num_cones",
     "has_loops",  # joints or couplings may repeat each other
     "num_fill num_joint_cones num_free_data num_pairs num_couples num_couplings num_links num_coordinates num_polytope_words",
-    "num_coupling_ends",
-    "num_tendons num_tendon_bodies num_tendon_parts num_tendon_blocks",
+    "num_coupling_ends num_tendons num_strings num_tendon_bodies num_tendon_parts num_tendon_blocks",
     "num_damped_tendons",  # tendons whose impulses depend on velocities
     "num_samples",  # samples of height fields, behind the packed parameters
 )
@@ -214,8 +213,8 @@ COUPLING = _row(
     "right diagonal",  # its node in the condensed matrix, a single row
     "first_end num_ends",  # in the table of ends
     "counts_turns",  # whether angles have the full turns that close the coupling
-    "curved",  # whether the law has more than a ratio
-    "damped",  # whether it yields with a damper
+    "curved damped",  # whether the law has more than a ratio, and whether it yields with a damper
+    "strings",  # the first of its two strings (−1: it couples coordinates)
 )
 COUPLING_END = _row(
     "joint coordinate",
@@ -310,9 +309,10 @@ TABLES: dict[str, tuple[np.dtype, str]] = {
     "coupling_ends": (COUPLING_END, "num_coupling_ends"),
     "tree": (LINK, "num_links"),
     "tendons": (TENDON, "num_tendons"),
+    "strings": (TENDON, "num_strings"),  # of couplings: the follower, the leader; `offset` has the leader's constant
     "tendon_bodies": (np.dtype(np.int32), "num_tendon_bodies"),  # bodies of all places; the world is the number of bodies
     "tendon_parts": (TENDON_PART, "num_tendon_parts"),
-    "tendon_blocks": (np.dtype(np.int32), "num_tendon_blocks"),  # blocks of the condensed matrix, per pair of places (−1: none)
+    "tendon_blocks": (np.dtype(np.int32), "num_tendon_blocks"),  # per pair of places; of strings, per place and row (−1: none)
     "polytopes": (np.dtype(np.int32), "num_polytope_words"),  # float64 numbers, two words each: see polytopes.py
 }
 

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import cast
 
 from torchdojo.elements.element import Element
 from torchdojo.elements.joints import StandardJoint
+from torchdojo.elements.string_coupling import StringCoupling
 from torchdojo.elements.tendon import Tendon
-from torchdojo.elements.tendon_paths import FixedTendon, SpatialTendon
+from torchdojo.elements.tendon_paths import FixedTendon, Span, SpatialTendon, Strings
 from torchdojo.native.packing import Piece
 from torchdojo.native.tables import MOST_TENDON_BODIES, TENDON, TENDON_PART, row
 from torchdojo.parameters import plain_class
 
-__all__ = ["TENDONS", "tendon_tables", "unsupported_tendon"]
+__all__ = ["TENDONS", "string_tables", "tendon_tables", "unsupported_tendon"]
 
 TENDONS: tuple[type[Element], ...] = (FixedTendon, SpatialTendon)
 NONE = -1  # the position of an absent part
-SIZES = {"points": 3, "centers": 3, "turns": 4, "radii": 1, "sides": 3, "divisors": 1, "coefficients": 1}  # numbers of an entry
+#: numbers of an entry
+SIZES = {"points": 3, "centers": 3, "turns": 4, "orientations": 4, "radii": 1, "sides": 3, "divisors": 1, "coefficients": 1}
 
 
-def unsupported_tendon(tendon: Tendon, joints: Sequence[type]) -> str | None:
+def unsupported_tendon(tendon: Tendon | StringCoupling, joints: Sequence[type]) -> str | None:
     """The feature of a tendon that the kernel lacks; None if it has all. joints: the classes of built-in ones."""
     if len(tendon.body_names) > MOST_TENDON_BODIES:
         return f"it knows tendons with {MOST_TENDON_BODIES} places of bodies, not {len(tendon.body_names)}"
@@ -52,7 +55,8 @@ def tendon_tables(
         tendon = group.members[member]
         assert isinstance(tendon, Tendon)
         places, inputs = group.body_index[member].tolist(), group.input_index[member].tolist()
-        spans = _sums(piece, member, tendon, joints) if isinstance(tendon, FixedTendon) else _spans(piece, member, tendon)
+        string = cast(SpatialTendon, tendon)
+        spans = _sums(piece, member, tendon, joints) if isinstance(tendon, FixedTendon) else _spans(piece, member, string, string.spans)
         values = row(
             TENDON,
             row=int(group.impulse_index[member, 0]),
@@ -93,16 +97,36 @@ def _sums(piece: Piece, member: int, tendon: FixedTendon, joints: Mapping[int, i
     ]
 
 
-def _spans(piece: Piece, member: int, tendon: Tendon) -> list[tuple]:
-    assert isinstance(tendon, SpatialTendon)
+def string_tables(
+    tables: dict[str, list], couplings: Sequence[tuple[Piece, int]], block: Callable[[int, int], int], nodes: Sequence[int]
+) -> None:
+    """Add the strings of couplings of lengths to the tables of tendons: followers and leaders, in turn, which share their places.
+
+    block: of the condensed matrix for two nodes. nodes: of the couplings.
+    """
+    tables["strings"] = []
+    for (piece, member), node in zip(couplings, nodes, strict=True):
+        coupling = piece.group.members[member]
+        assert isinstance(coupling, StringCoupling)
+        places = piece.group.body_index[member].tolist()
+        shared = {"first_body": len(tables["tendon_bodies"]), "num_bodies": len(places), "first_block": len(tables["tendon_blocks"])}
+        for spans, constant in zip(coupling.parts, (NONE, piece.place(member, "leader_length")), strict=True):
+            shared |= {"first_part": len(tables["tendon_parts"]), "num_parts": len(spans), "offset": constant, "spatial": 1}
+            tables["strings"].append(row(TENDON, **dict.fromkeys(TENDON.names or (), 0) | shared))
+            tables["tendon_parts"] += _spans(piece, member, coupling, spans)
+        tables["tendon_bodies"] += places
+        tables["tendon_blocks"] += [index for body in places for index in (block(body, node), block(node, body))]
+
+
+def _spans(piece: Piece, member: int, tendon: Strings, spans: Sequence[Span]) -> list[tuple]:
     parts = []
-    for span in tendon.spans:
+    for span in spans:
         values = {name: _entry(piece, member, "points", getattr(span, name)) for name in ("start", "end")}
         values |= {f"{name}_body": tendon.site_bodies[getattr(span, name)] for name in ("start", "end")}
         values["divisor"] = _entry(piece, member, "divisors", span.pulley)
         if span.surface >= 0:
             surface = tendon.surfaces[span.surface]
-            fields = {"center": "centers", "turn": "turns", "radius": "radii"}
+            fields = {"center": "centers", "turn": tendon.orientations_field, "radius": "radii"}
             values |= {name: _entry(piece, member, field, span.surface) for name, field in fields.items()}
             values |= {
                 "surface_body": surface.body,

@@ -10,12 +10,13 @@ from torchdojo.planning.inverse_cone import ConeInverse, cone_inverse_dynamics
 from torchdojo.planning.options import BOTH_ANNEALED, GRADIENT_ANNEALED, SolveOptions
 from torchdojo.planning.plan import Plan, PlanStatus, Record, Replay
 from torchdojo.planning.problem import Problem
-from torchdojo.planning.residuals import ContactForce, Function, Input, Sensors, State
+from torchdojo.planning.residuals import Activation, ContactForce, Function, Input, Sensors, State
 from torchdojo.planning.solver import solve
 
 __all__ = [
     "BOTH_ANNEALED",
     "GRADIENT_ANNEALED",
+    "Activation",
     "ConeInverse",
     "ContactForce",
     "ControlReport",

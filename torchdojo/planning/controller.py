@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from torchdojo.planning.driven import DrivenDynamics
 from torchdojo.planning.dynamics import Dynamics, Nodes
 from torchdojo.planning.lagrangian import Lagrangian
 from torchdojo.planning.problem import Problem
@@ -102,6 +103,11 @@ class Controller:
         if not step_sizes or not all(0 <= size <= 1 for size in step_sizes) or max(step_sizes) == 0:
             raise ValueError(f"Controller.step_sizes: got {tuple(step_sizes)}; allowed: numbers from 0 to 1, one of them above 0")
         given = problem.dynamics
+        if isinstance(given, DrivenDynamics):
+            raise ValueError(
+                "Controller.problem: got a problem with drives, whose activations a controller does not see; allowed: problems without, or "
+                "Plan.gains along a plan, u + K (x ⊖ x̄) with mech.drives.step(z, u, act)"
+            )
         self.problem, self.period, self.shift = problem, period, min(period / step, 1.0)
         coordinates = "minimal" if given.minimal else "tangent"
         self.dynamics = Dynamics(copy.deepcopy(problem.mech), given.map, given.offset, coordinates, given.controls)

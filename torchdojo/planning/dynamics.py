@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request
 from torchdojo.mechanism import Mechanism
 from torchdojo.solver.options import SolverOptions
@@ -32,7 +33,7 @@ BUDGET = 50
 
 
 def refuse_drives(label: str, mech: Mechanism) -> None:
-    """Raise for a mechanism whose controls go to drives: states of plans have no activations.
+    """Raise for a mechanism whose controls go to drives, where states have no activations.
 
     Raises:
         ValueError: it has drives with a law of their own.
@@ -40,9 +41,8 @@ def refuse_drives(label: str, mech: Mechanism) -> None:
     names = [] if mech.drives is None else [name for name, drive in mech.drives.drives.items() if drive is not None]
     if names:
         raise ValueError(
-            f"{label}: got True for a mechanism with drives, {names}, whose activations plans do not carry; allowed: False, which plans "
-            "forces and torques u, or actuators alone, mech.drives = None; with activations, descend along "
-            "gradients of mech.drives.rollout(z, ctrl, act)"
+            f"{label}: got True for a mechanism with drives, {names}, whose activations are not carried here; allowed: False, for "
+            "forces and torques u, or actuators alone, mech.drives = None; td.planning.Problem(controls=True) carries activations"
         )
 
 
@@ -74,6 +74,7 @@ class Dynamics:
         self.mech, self.map, self.offset, self.controls = mech, input_map, offset, controls
         self.minimal = coordinates == "minimal"
         self.num_inputs = input_map.shape[1]
+        self.num_activations = 0
         self.size = 2 * mech.num_coordinates if self.minimal else TANGENT_SIZE * mech.num_bodies  # n
         square = input_map.shape[0] == input_map.shape[1]
         self.plain = square and not bool(offset.any()) and bool((input_map == torch.eye(len(input_map))).all())  # u = v
@@ -93,6 +94,22 @@ class Dynamics:
 
     def states(self, x: Tensor) -> Tensor:
         return self.mech.to_maximal(*x.chunk(2, dim=-1)) if self.minimal else x
+
+    def motion(self, state: Tensor) -> Tensor:
+        """z (..., 13 nb) of states of the plan."""
+        return state
+
+    def activations(self, state: Tensor) -> Tensor | None:
+        """Activations (..., na) of states of the plan; None without drives."""
+        return None
+
+    def joined(self, z: Tensor, act: Tensor | None = None) -> Tensor:
+        """States of the plan with these activations (..., na), zeros by default."""
+        return z
+
+    def along(self, z: Tensor, start: Tensor, v: Tensor) -> Tensor:
+        """States of the plan (P, T+1, size) at z, with the activations from a start (P, size) under v (P, T, m)."""
+        return z
 
     def difference(self, x: Tensor, reference: Tensor) -> Tensor:
         """The n numbers that lead from the reference to x, as in the feedback of `Mechanism.rollout_feedback`: angles count modulo 4π."""
@@ -125,14 +142,23 @@ class Dynamics:
         """The argument of steps and rollouts."""
         return {"ctrl" if self.controls else "u": self.inputs(v)}
 
+    def acting(self, before: Tensor, v: Tensor) -> dict[str, Any]:
+        """The arguments of sensors that read a step from these states."""
+        return self.given(v)
+
+    def take(self, mech: Mechanism, state: Tensor, v: Tensor, warm: Tensor | None, repeat: int = 1) -> tuple[Tensor, StepOutput]:
+        """The states after a step, or a period of `repeat` steps, of a mechanism with the numbers of `mech`."""
+        out = mech.step(state, **self.given(v), repeat=repeat, warm_start=warm)
+        return out.z, out
+
     def evaluate(self, x: Tensor, v: Tensor, warm: Tensor | None, kappa: Tensor) -> Nodes:
         """A step from every node by itself: x (P, ..., T+1, size), v (P, ..., T, m), kappa (P,)."""
         z = self.states(x)
         finite = torch.isfinite(z).all(-1).all(-1) & torch.isfinite(v).all(-1).all(-1)
 
         def steps(mech: Mechanism, z: Tensor, v: Tensor, warm: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-            out = mech.step(z, **self.given(v), warm_start=warm)
-            return out.z, out.solution, out.status
+            after, out = self.take(mech, z, v, warm)
+            return after, out.solution, out.status
 
         after, w, status = self._each(kappa, steps, z[..., :-1, :], v, warm)
         return Nodes(x, z, v, w, self.coordinates(after), finite & (status == 0).all(-1))
@@ -221,8 +247,8 @@ class Dynamics:
             if lower is not None and upper is not None:
                 u = u.clamp(lower[:, None, None, t], upper[:, None, None, t])
             finite = torch.isfinite(u).all(-1, keepdim=True)
-            out = mech.step(state, **self.given(torch.where(finite, u, 0.0)), warm_start=warm)
-            state, warm = out.z, out.solution
+            state, out = self.take(mech, state, torch.where(finite, u, 0.0), warm)
+            warm = out.solution
             ok &= (out.status == 0) & finite[..., 0]
             coordinates = self.coordinates(state)
             for column, value in zip(columns, (coordinates, state, u, warm), strict=True):
@@ -274,7 +300,7 @@ class Dynamics:
             names = [name for name, place in mech.sensors.layout.items() if bool(((wanted >= place.start) & (wanted < place.stop)).any())]
             places = [k for place in map(mech.sensors.layout.__getitem__, names) for k in range(place.start, place.stop)]
             step: Any = SimpleNamespace(z=z, impulses=impulses)
-            reading = mech.read_sensors(before, step, names=names, **self.given(v))
+            reading = mech.read_sensors(self.motion(before), step, names=names, **self.acting(before, v))
             columns[..., read] = reading[..., torch.searchsorted(torch.tensor(places), wanted)]
         return columns
 
@@ -283,7 +309,7 @@ class Dynamics:
         places = self.mech.layout.impulses.values()
         impulses = w[..., [place for piece in places for place in range(piece.start, piece.stop)]]
         posed = int(rows.max()) >= len(self.mech.contacts)  # directions depend on the pose
-        return self.forces(before, v, self.states(end) if posed else end, impulses, rows)
+        return self.forces(before, v, self.motion(self.states(end)) if posed else end, impulses, rows)
 
     def force_jacobian(self, nodes: Nodes, grad_kappa: Tensor, rows: Tensor, steps: Tensor) -> Tensor:
         """Derivatives F (P, T, r, n + m) of r rows of `forces` by state and input of the node, of the steps from the nodes `steps`.
@@ -300,7 +326,7 @@ class Dynamics:
             with torch.enable_grad():
                 change = x.new_zeros(*v.shape[:-1], n + m, requires_grad=True)
                 z = self.states(self.retract(x, change[..., :n]))
-                out = mech.step(z, **self.given(v + change[..., n:]), warm_start=w)
+                out = self.take(mech, z, v + change[..., n:], w)[1]
                 values = self.forces(z, v + change[..., n:], out.z, out.impulses, rows)
                 each = [torch.autograd.grad(value.sum(), change, retain_graph=True)[0] for value in values.unbind(-1)]
             whole[:, steps] = torch.stack(each, dim=-2)

@@ -71,12 +71,14 @@ class Replay(NamedTuple):
 
     z: states (..., T+1, 13 nb) at the start and after each input. u: inputs (..., T, nu). status: (..., T) of the steps.
     nodes: (..., T+1, 13 nb), `z` after a drift by the time that held inputs lag behind the plan's impulses: compare them with it.
+    act: activations (..., T+1, na) of a plan with drives; None without.
     """
 
     z: Tensor
     u: Tensor
     status: Tensor
     nodes: Tensor
+    act: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ class Plan:
     cost, violation, defect: (...,). status: (...,) of `PlanStatus`. iterations: (...,) linearizations.
     schedule: (...,) number of the schedule that the iterate comes from.
     log: a `Record` per iteration, over problems and schedules, problem by problem. timings: seconds per part.
+    act: activations (..., T+1, na) of a plan with drives, whose gains are by them, too; None without.
     """
 
     problem: Problem
@@ -103,6 +106,7 @@ class Plan:
     schedule: Tensor
     log: list[Record] = field(repr=False)
     timings: dict[str, float]
+    act: Tensor | None = None
 
     @property
     def solved(self) -> Tensor:
@@ -119,7 +123,8 @@ class Plan:
             penalty: ρ of the constraints.
         """
         problem, dynamics = self.problem, self.problem.dynamics
-        z, v = (self.z, self.v) if problem.batched else (self.z[None], self.v[None])
+        z = dynamics.joined(self.z, self.act)
+        z, v = (z, self.v) if problem.batched else (z[None], self.v[None])
         kappas = torch.full((len(problem),), kappa, dtype=torch.float64)
         with torch.no_grad():
             nodes = dynamics.evaluate(dynamics.coordinates(z), v, None, kappas)
@@ -170,15 +175,18 @@ class Plan:
             limits = limits[0][0], limits[1][0]
         lag = 0.5 * (own - timestep) if lag is None else lag
         held = 1 if every_step else repeat
-        z = self.z[..., 0, :]
+        nodes = given.joined(self.z, self.act)
+        z = nodes[..., 0, :]
         warm: Tensor | None = None
         states, inputs, status = [z], [], []
 
         def error(t: int, part: float, z: Tensor) -> Tensor:
             if every_step:
-                nominal = between(self.z[..., t, :], self.z[..., t + 1, :], part, own, lag)
+                path = between(self.z[..., t, :], self.z[..., t + 1, :], part, own, lag)
+                act = None if self.act is None else torch.lerp(self.act[..., t, :], self.act[..., t + 1, :], part)
+                nominal = given.joined(path, act)
             else:
-                z, nominal = drifted(z, lag), self.z[..., t, :]
+                z, nominal = given.joined(drifted(given.motion(z), lag), given.activations(z)), nodes[..., t, :]
             return given.difference(given.coordinates(z), given.coordinates(nominal))
 
         with torch.no_grad():
@@ -188,13 +196,14 @@ class Plan:
                     v = self.v[..., t, :] + (gains[..., t, :, :] @ error(t, i / repeat, z)[..., None])[..., 0]
                     if limits is not None:
                         v = v.clamp(limits[0][..., t, :], limits[1][..., t, :])
-                    out = fine.step(z, **given.given(v), repeat=held, warm_start=warm)
-                    z, warm, failed = out.z, out.solution, torch.maximum(failed, out.status.to(failed.dtype))
+                    z, out = given.take(fine, z, v, warm, repeat=held)
+                    warm, failed = out.solution, torch.maximum(failed, out.status.to(failed.dtype))
                 states.append(z)
                 inputs.append(given.inputs(v))
                 status.append(failed)
-            z = torch.stack(states, -2)
-            return Replay(z, torch.stack(inputs, -2), torch.stack(status, -1), drifted(z, lag))
+            path = torch.stack(states, -2)
+            z = given.motion(path)
+            return Replay(z, torch.stack(inputs, -2), torch.stack(status, -1), drifted(z, lag), given.activations(path))
 
 
 def drifted(z: Tensor, duration: float) -> Tensor:

@@ -11,11 +11,12 @@ from torch import Tensor
 
 from torchdojo.elements.contact import Contact
 from torchdojo.elements.contacts import ImpactContact, LinearContact, NonlinearContact
+from torchdojo.planning.driven import DrivenDynamics
 from torchdojo.planning.dynamics import Dynamics, Nodes
 from torchdojo.sensors.kind import KINDS
 from torchdojo.state.layout import TANGENT_SIZE
 
-__all__ = ["Bound", "ContactForce", "Function", "Input", "Residual", "Sensors", "State", "bind"]
+__all__ = ["Activation", "Bound", "ContactForce", "Function", "Input", "Residual", "Sensors", "State", "bind"]
 
 At = int | Sequence[int] | slice | None
 QUANTITIES = ("normal", "vector")
@@ -33,7 +34,8 @@ class State:
     Args:
         target: states (13 nb), (K, 13 nb) or (P, K, 13 nb), for K nodes and P problems.
         weight: a number, (d,), (K, d) or (P, K, d), at least 0, for d entries.
-        rows: entries of the error; None: all, which is 2 n in minimal coordinates (q, then qd) and 12 nb in tangent ones.
+        rows: entries of the error; None: all, which is 2 n in minimal coordinates (q, then qd) and 12 nb in tangent ones. `Activation`
+            has those of activations.
         matrix: (d, 2 n) or (d, 12 nb) combinations of the entries, in the place of rows.
         at: nodes, 0 to T, or negative from the end; None: all.
     """
@@ -51,6 +53,21 @@ class Input:
 
     weight: Any = 1.0
     target: Any = 0.0
+    at: At = None
+
+
+@dataclass(frozen=True)
+class Activation:
+    """Activations of drives minus `target`, of problems with ``controls=True`` for a mechanism with `mech.drives`.
+
+    Args:
+        weight, target, at: as of `State`, for nodes 0 to T and d activations.
+        names: of drives with an activation, or one name; None: all, in the order of `mech.drives.activated`.
+    """
+
+    weight: Any = 1.0
+    target: Any = 0.0
+    names: str | Sequence[str] | None = None
     at: At = None
 
 
@@ -104,7 +121,7 @@ class Sensors:
     at: At = None
 
 
-Residual = State | Input | Function | ContactForce | Sensors
+Residual = State | Input | Activation | Function | ContactForce | Sensors
 
 
 @dataclass(frozen=True)
@@ -141,7 +158,7 @@ class Bound:
 
     def is_linear(self, dynamics: Dynamics) -> bool:
         """Whether `jacobian` is the same everywhere."""
-        return isinstance(self.residual, Input) or (isinstance(self.residual, State) and dynamics.minimal)
+        return isinstance(self.residual, Input | Activation) or (isinstance(self.residual, State) and dynamics.minimal)
 
     def select(self, problems: Tensor) -> Bound:
         target, weight = (value[problems] if len(value) > 1 else value for value in (self.target, self.weight))
@@ -160,7 +177,10 @@ class Bound:
             if self.matrix is not None:
                 return error @ self.matrix.T
             return error if self.rows is None else error[..., self.rows]
-        return self.residual.function(self._at(nodes.z)) - self.target
+        if isinstance(self.residual, Activation):
+            assert self.rows is not None
+            return self._at(nodes.x)[..., self.rows - dynamics.size] - self.target  # the last of coordinates and of changes alike
+        return self.residual.function(dynamics.motion(self._at(nodes.z))) - self.target
 
     def jacobian(self, dynamics: Dynamics, x: Tensor) -> Tensor | None:
         """∂r by changes of the node (P, K, d, n), or None where these are the unit rows `rows`. x: (P, T+1, size).
@@ -168,32 +188,32 @@ class Bound:
         Contact forces have theirs from `Lagrangian.force_jacobian`, as they depend on the smoothing of the iteration.
         """
         assert not isinstance(self.residual, ContactForce | Sensors)
-        if isinstance(self.residual, Input) or (isinstance(self.residual, State) and dynamics.minimal and self.matrix is None):
+        if isinstance(self.residual, Input | Activation) or (isinstance(self.residual, State) and dynamics.minimal and self.matrix is None):
             return None
         x = self._at(x)
         if isinstance(self.residual, State):
             if self.matrix is not None and dynamics.minimal:
                 return self.matrix.expand(*x.shape[:-1], *self.matrix.shape)
-            whole = _error_jacobian(dynamics.difference(x, self.target[:, 0]))
+            whole = _error_jacobian(dynamics.difference(x, self.target[:, 0]), dynamics.size - dynamics.num_activations)
             if self.matrix is not None:
                 return self.matrix @ whole
             return whole if self.rows is None else whole[..., self.rows, :]
         with torch.enable_grad():
             delta = x.new_zeros(*x.shape[:-1], dynamics.size, requires_grad=True)
-            r = self.residual.function(dynamics.states(dynamics.retract(x, delta)))
+            r = self.residual.function(dynamics.motion(dynamics.states(dynamics.retract(x, delta))))
             last = r.shape[-1] - 1
             rows = [torch.autograd.grad(r[..., i].sum(), delta, retain_graph=i < last)[0] for i in range(r.shape[-1])]
         return torch.stack(rows, dim=-2)
 
 
-def _error_jacobian(error: Tensor) -> Tensor:
-    """Derivative (..., n, n) of tangents `error` (..., 12 nb) by changes of the state that they lead to.
+def _error_jacobian(error: Tensor, size: int) -> Tensor:
+    """Derivative (..., n, n) of errors (..., n) by changes of the state that they lead to. The first `size`, 12 nb, are tangents.
 
     A rotation vector φ changes by Jr⁻¹(φ) δ, with Jr⁻¹ = I + ½ [φ]× + (1/θ² − (1 + cos θ)/(2 θ sin θ)) [φ]×² (Solà et al. 2018, eq. 144).
     """
     n = error.shape[-1]
     whole = torch.eye(n, dtype=error.dtype).expand(*error.shape, n).clone()
-    for first in range(6, n, TANGENT_SIZE):
+    for first in range(6, size, TANGENT_SIZE):
         phi = error[..., first : first + 3]
         angle = torch.linalg.vector_norm(phi, dim=-1)[..., None, None]
         safe = angle.clamp(min=1e-4)
@@ -212,8 +232,8 @@ def bind(name: str, residual: Residual, dynamics: Dynamics, problems: int, steps
     Raises:
         TypeError, ValueError: something that does not fit, with the name of the residual.
     """
-    if not isinstance(residual, State | Input | Function | ContactForce | Sensors):
-        raise TypeError(f"{name}: got {type(residual).__name__}; allowed: State, Input, Function, ContactForce, Sensors")
+    if not isinstance(residual, State | Input | Activation | Function | ContactForce | Sensors):
+        raise TypeError(f"{name}: got {type(residual).__name__}; allowed: State, Input, Activation, Function, ContactForce, Sensors")
     if isinstance(residual, Sensors):
         residual = _of_states(name, residual, dynamics)
     count = steps if isinstance(residual, Input | ContactForce | Sensors) else steps + 1
@@ -224,8 +244,8 @@ def bind(name: str, residual: Residual, dynamics: Dynamics, problems: int, steps
         target = _expanded(f"{name}.target", residual.target, problems, len(nodes), z.shape[-1])
         dynamics.mech.check_state(target, f"{name}.target")
         with torch.no_grad():
-            target = dynamics.coordinates(target)
-        size = dynamics.size
+            target = dynamics.coordinates(dynamics.joined(target))
+        size = dynamics.size - dynamics.num_activations
         if residual.rows is not None:
             rows = torch.as_tensor(list(residual.rows), dtype=torch.long)
             if not len(rows) or int(rows.min()) < 0 or int(rows.max()) >= size or len(rows.unique()) != len(rows):
@@ -233,12 +253,15 @@ def bind(name: str, residual: Residual, dynamics: Dynamics, problems: int, steps
             size = len(rows)
         matrix = residual.matrix
         if matrix is not None:
-            if rows is not None or matrix.ndim != 2 or matrix.shape[-1] != dynamics.size or matrix.dtype != torch.float64:
+            if rows is not None or matrix.ndim != 2 or matrix.shape[-1] != size or matrix.dtype != torch.float64:
                 beside = " beside rows" if rows is not None else ""
                 raise ValueError(
-                    f"{name}.matrix: got shape {tuple(matrix.shape)}{beside}; allowed: (d, {dynamics.size}) in float64, without rows"
+                    f"{name}.matrix: got shape {tuple(matrix.shape)}{beside}; allowed: (d, {dynamics.size - dynamics.num_activations}) in "
+                    "float64, without rows"
                 )
-            size = len(matrix)
+            size, matrix = len(matrix), torch.nn.functional.pad(matrix, (0, dynamics.num_activations))
+        elif rows is None and dynamics.num_activations:
+            rows = torch.arange(size)
     else:
         size = dynamics.num_inputs
         if isinstance(residual, Function):
@@ -248,6 +271,9 @@ def bind(name: str, residual: Residual, dynamics: Dynamics, problems: int, steps
                 got = tuple(sample.shape) if isinstance(sample, Tensor) else type(sample).__name__
                 raise ValueError(f"{name}.function: got {got} for a state (1, 1, {z.shape[-1]}); allowed: (1, 1, d)")
             size = sample.shape[-1]
+        elif isinstance(residual, Activation):
+            rows = _activation_rows(name, residual, dynamics)
+            size = len(rows)
         elif isinstance(residual, ContactForce):
             rows = _force_rows(name, residual, dynamics)
             size = len(rows)
@@ -274,9 +300,26 @@ def _of_states(name: str, residual: Sensors, dynamics: Dynamics) -> Sensors | Fu
     kinds = [mech.sensors[sensor].kind for sensor in names]
     if "clock" in kinds:
         raise ValueError(f"{name}.names: got {names[kinds.index('clock')]!r}, a clock; allowed: sensors of states and steps")
+    if isinstance(dynamics, DrivenDynamics) and any(kind in DRIVEN for kind in kinds):
+        raise ValueError(f"{name}.names: got {list(names)}, forces of actuators; allowed, for plans with drives: other sensors")
     if any(KINDS[kind].needs_step or kind in DRIVEN for kind in kinds):
         return replace(residual, names=names)
     return Function(lambda z: mech.read_sensors(z, names=names), residual.weight, residual.target, residual.at)
+
+
+def _activation_rows(name: str, residual: Activation, dynamics: Dynamics) -> Tensor:
+    """Their places among changes of the state."""
+    drives = dynamics.mech.drives
+    if drives is None or not dynamics.num_activations:
+        raise ValueError(
+            f"{name}: got an Activation for a plan without activations; allowed: controls=True, for mech.drives that have some"
+        )
+    names = drives.activated if residual.names is None else (residual.names,) if isinstance(residual.names, str) else tuple(residual.names)
+    unknown = [drive for drive in names if drive not in drives.activated]
+    if unknown or not names or len(set(names)) < len(names):
+        raise ValueError(f"{name}.names: got {residual.names!r}; allowed: different names of {list(drives.activated)}, or None for all")
+    first = dynamics.size - dynamics.num_activations
+    return torch.tensor([first + drives.activated.index(drive) for drive in names])
 
 
 def _force_rows(name: str, residual: ContactForce, dynamics: Dynamics) -> Tensor:

@@ -346,12 +346,14 @@ class _Search:
         nodes = Nodes(*(value[chosen] for value in self.best_nodes))
         gains = self._gains(chosen)
         dynamics, schedules = self.problem.dynamics, len(self.options.schedules)
+        states = nodes.z if self.problem.batched else nodes.z[0]
         values = [nodes.z, dynamics.inputs(nodes.v), nodes.v, gains, cost[chosen], violation[chosen], gap[chosen]]
         values += [self.status[chosen], self.iterations[chosen], chosen % schedules]
         if not self.problem.batched:
             values = [value[0] for value in values]
-        z, u, v, gains, cost, violation, gap, status, iterations, schedule = values
-        return Plan(self.problem, z, u, v, gains, cost, violation, gap, status, iterations, schedule, self.log, self.timings)
+        _, u, v, gains, cost, violation, gap, status, iterations, schedule = values
+        z, act = dynamics.motion(states), dynamics.activations(states)
+        return Plan(self.problem, z, u, v, gains, cost, violation, gap, status, iterations, schedule, self.log, self.timings, act)
 
     def _gains(self, rows: Tensor) -> Tensor:
         """K (P, T, m, n) at the best iterates, at the least damping that gives some."""

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
+from torchdojo.elements.string_coupling import StringCoupling
 from torchdojo.parameters import as_tensor, broadcast_shapes, require, transforming
 from torchdojo.state.kinematics import Geometry, Tree, apply, cross, geometry, kinematics, modules_of, turned
 from torchdojo.structure import Structure
@@ -210,6 +211,9 @@ def _free(mech: Structure, tree: Tree, targets: Sequence[_Target], hold: Sequenc
             _refuse(f"joint {name!r}", free & (ends[0] ^ ends[-1]), places)
     for name, coupling in mech.named_couplings().items():
         coupled = torch.zeros_like(free)
+        if isinstance(coupling, StringCoupling):  # what moves some of its bodies, and not all
+            moved = torch.stack([torch.zeros_like(free) if body is None else bodies[body] for body in coupling.body_names])
+            coupled = moved.any(0) & ~moved.all(0)
         for end in coupling.ends:
             if end.joint in places:
                 coupled[places[end.joint]] = True

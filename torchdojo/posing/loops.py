@@ -20,6 +20,7 @@ from torchdojo.elements.coupling import Coupling
 from torchdojo.elements.couplings import SumCoupling
 from torchdojo.elements.element import Twist, previous_pose
 from torchdojo.elements.joints import StandardJoint
+from torchdojo.elements.string_coupling import StringCoupling
 from torchdojo.parameters import broadcast_shapes
 from torchdojo.state import minimal, signs
 from torchdojo.state.forks import use_own_threads
@@ -146,7 +147,7 @@ def gaps(mech: Structure, z: Tensor) -> dict[str, tuple[float, float]]:
             openings[f"joint {name!r}"] = float(distance.max()), float(2 * torch.asin(sine).max())
     for name, coupling in mech.named_couplings().items():
         gap = float(coupling.kept_constraint(*mech.element_poses(z, coupling)).abs().max())
-        slides = coupling.ends[-1].coordinate < coupling.joints[-1].free_translations
+        slides = not coupling.ends or coupling.ends[-1].coordinate < coupling.joints[-1].free_translations  # or a string
         openings[f"coupling {name!r}"] = (gap, 0.0) if slides else (0.0, gap)
     return openings
 
@@ -193,7 +194,7 @@ def _follow(mech: Structure, order: Sequence[minimal.JointOrder], q: Tensor, qd:
     places = {entry.name: entry.coordinates.start for entry in order}
     for _ in mech.couplings:  # chains of any order
         for coupling in mech.named_couplings().values():
-            if isinstance(coupling, SumCoupling) or any(end.joint not in places for end in coupling.ends):
+            if isinstance(coupling, SumCoupling | StringCoupling) or any(end.joint not in places for end in coupling.ends):
                 continue  # coordinates of a joint that closes a loop are no unknowns, and a sum does not say which of its parts moves
             numbers = [places[end.joint] + end.coordinate for end in coupling.ends]
             follower, label = numbers[-1], coupling.ends[-1].joint

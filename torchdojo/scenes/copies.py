@@ -16,6 +16,7 @@ from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.coupling import Coupling
 from torchdojo.elements.joints import Joint
+from torchdojo.elements.string_coupling import StringCoupling
 from torchdojo.elements.tendon_paths import FixedTendon, SpatialTendon
 from torchdojo.parameters import differentiated
 
@@ -52,6 +53,9 @@ class Renamer:
         Raises:
             ValueError: an element of a user's own that names its bodies in another way.
         """
+        if isinstance(element, StringCoupling):
+            element.rename(self.body)
+            return
         if isinstance(element, Coupling):
             element.rename(self.joint)
             return

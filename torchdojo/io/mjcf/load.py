@@ -90,8 +90,8 @@ def load_mjcf(
             ``mech.joints["grasp"].active = 1.0``, or a number for each environment. False: the active ones act for good, the others are
             left out.
         soft: whether equality constraints between joints or tendons yield as the file says: by the compliance and the damping of solref at
-            the largest impedance of solimp. With `tendons`, linear ones of spatial tendons are a string with a spring. False: those of
-            joints and fixed tendons are rigid, those of spatial tendons are left out.
+            the largest impedance of solimp. With `tendons`, linear ones of spatial tendons are a string with a spring. False: they are
+            rigid. Those of spatial tendons are there with `tendons` only.
         rim_points: contact points on each rim of a cylinder.
         repair_inertia: replace an inertia that no rigid body can have by the nearest possible one. A warning gives both. Otherwise MuJoCo
             refuses the file.
@@ -141,7 +141,7 @@ def load_mjcf(
         slots=slots,
         remedy="repair_inertia=True takes the nearest possible inertia",
     )
-    strings = add_tendons(mech, robot, tendons, driven_tendons(robot), soft)
+    strings = add_tendons(mech, robot, tendons, driven_tendons(robot), soft, switches)
     _actuate(mech, robot, servos)
     mech.poses.update(keyframes(mech, robot))
     reports = (strings, add_drives(mech, robot), add_sensors(mech, robot), add_passive(mech, robot))

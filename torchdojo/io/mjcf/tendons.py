@@ -1,7 +1,8 @@
 """Tendons of an MJCF file: fixed ones over joints, spatial ones through sites, around geoms and over pulleys.
 
-With `soft`, a linear equality constraint between the lengths of spatial tendons is one string of both paths, the second one behind a
-pulley with a negative divisor, with the spring and the damper of the constraint (`softness.py`).
+An equality constraint between the lengths of spatial tendons is a `StringCoupling`, rigid, or with `soft` with the spring and the damper of
+the constraint (`softness.py`). With `soft`, a linear one without a switch costs less: it is one string of both paths, the second one behind
+a pulley with a negative divisor.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchdojo.elements.string_coupling import StringCoupling
 from torchdojo.elements.tendon import Tendon
 from torchdojo.elements.tendon_paths import FixedTendon, Pulley, SpatialTendon, Wrap
 from torchdojo.io.mjcf.description import MjcfInfo
@@ -30,6 +32,7 @@ __all__ = ["add_tendons", "site_in"]
 #: h² k over the inertia along a tendon above which its spring becomes implicit, as springs of joints do
 STIFF = 0.22
 STRING = "they are a string with a spring and a damper of the largest impedance, at its next length, without its inertia"
+YIELDS = "they yield as a spring and a damper of the largest impedance, without its inertia"
 
 
 def site_in(link: LinkInfo, position: Any, quaternion: Any, **zone: Any) -> Site:
@@ -38,25 +41,32 @@ def site_in(link: LinkInfo, position: Any, quaternion: Any, **zone: Any) -> Site
     return Site(link.body, place.tolist(), from_rotation_matrix(torch.as_tensor(rotation)), **zone)
 
 
-def add_tendons(mech: Mechanism, robot: MjcfInfo, wanted: bool, driven: Collection[int], soft: bool) -> Findings:
+def add_tendons(mech: Mechanism, robot: MjcfInfo, wanted: bool, driven: Collection[int], soft: bool, switches: bool = False) -> Findings:
     """Give the mechanism the tendons of the file, if they are wanted; what it does not have, by reason.
 
-    driven: MJCF ids of tendons that get an input. soft: whether equality constraints of spatial tendons yield; rigid ones are left out.
+    driven: MJCF ids of tendons that get an input. soft, switches: whether equality constraints of spatial tendons yield, can be switched.
     """
     reader = _Reader(mech, robot)
     reader.report(wanted, driven)
     if not wanted:
-        reader.equalities(robot.strings, False)
+        names = [equality_label(reader.model, i) for i in robot.strings]
+        reader.findings.add("ignored", "equality constraints of spatial tendons", names, "load(tendons=True) has them")
         return reader.findings
     tendons: dict[str, Tendon] = {}
     for i in range(reader.model.ntendon):
         tendon = reader.tendon(i, i in driven)
         if tendon is not None:
             tendons[tendon_label(reader.model, i)] = tendon
-    for label, tendon in reader.equalities(robot.strings, soft).items():
-        tendons[label if label not in tendons else f"{label}_equality"] = tendon
+    couplings: dict[str, StringCoupling] = {}
+    for label, element in reader.equalities(robot.strings, soft, switches).items():
+        if isinstance(element, StringCoupling):
+            couplings[label if label not in mech.couplings else f"{label}_equality"] = element
+        else:
+            tendons[label if label not in tendons else f"{label}_equality"] = element
     if tendons:
         mech.tendons.update(tendons)
+    if couplings:
+        mech.couplings.update(couplings)
     return reader.findings
 
 
@@ -159,35 +169,50 @@ class _Reader:
         }
         return [readers[int(model.wrap_type[k])](int(model.wrap_objid[k]), float(model.wrap_prm[k])) for k in places]
 
-    def equalities(self, numbers: Collection[int], soft: bool) -> dict[str, Tendon]:
-        """The equality constraints of spatial tendons that are strings with a spring; the others are noted."""
-        strings: dict[str, Tendon] = {}
+    def equalities(self, numbers: Collection[int], soft: bool, switches: bool) -> dict[str, SpatialTendon | StringCoupling]:
+        """The equality constraints of spatial tendons; what they lack is noted."""
+        found: dict[str, SpatialTendon | StringCoupling] = {}
+        kind = "equality constraints of spatial tendons"
         for i in numbers:
-            label = equality_label(self.model, i)
-            reason = self._rigid(i, soft)
+            label, reason = equality_label(self.model, i), self._refused(i, soft)
             if reason:
-                self.findings.add("ignored", "equality constraints of spatial tendons", label, reason)
-            else:
-                strings[label] = self._equality(i)
-                self.findings.add("approximated", "equality constraints of spatial tendons", label, STRING)
-        return strings
+                self.findings.add("ignored", kind, label, reason)
+                continue
+            linear = soft and not switches and not np.any(self.model.eq_data[i, 2:5])
+            found[label] = self._equality(i) if linear else self._coupling(i, soft, switches)
+            if soft:
+                self.findings.add("approximated", kind, label, STRING if linear else YIELDS)
+        return found
 
-    def _rigid(self, i: int, soft: bool) -> str:
-        """Why an equality constraint of a spatial tendon is no string with a spring; empty where it is one."""
-        model = self.model
-        ends = [int(end) for end in (model.eq_obj1id[i], model.eq_obj2id[i]) if end >= 0]
-        spatial = [int(model.wrap_type[int(model.tendon_adr[end])]) != int(self.mujoco.mjtWrap.mjWRAP_JOINT) for end in ends]
-        if not soft:
-            return f"{tendon_label(model, ends[spatial.index(True)])!r} has a free length; load(soft=True, tendons=True) has a spring"
-        if not all(spatial):
+    def _refused(self, i: int, soft: bool) -> str:
+        """Why an equality constraint of a spatial tendon is left out; empty where it is there."""
+        model, ends = self.model, self._ends(i)
+        if not all(int(model.wrap_type[int(model.tendon_adr[end])]) != int(self.mujoco.mjtWrap.mjWRAP_JOINT) for end in ends):
             return "one side is a sum of coordinates, the other a string"
-        if np.any(model.eq_data[i, 2:5]):
-            return "their polynomial is not linear"
-        if not model.eq_active0[i]:
-            return "they are not active at the start, and strings have no switch"
+        if not sum(float(model.tendon_invweight0[end]) for end in ends) > 0:
+            return "nothing moves their lengths"
         weight, stiffness, _ = softness(model, model.eq_solref[i], model.eq_solimp[i])
-        moves = sum(float(model.tendon_invweight0[end]) for end in ends) > 0
-        return "" if moves and weight * stiffness > 0 else "they have no stiffness"
+        return "they have no stiffness" if soft and not weight * stiffness > 0 else ""
+
+    def _ends(self, i: int) -> list[int]:
+        """The tendons of an equality constraint: y, and x where there is one."""
+        return [int(end) for end in (self.model.eq_obj1id[i], self.model.eq_obj2id[i]) if end >= 0]
+
+    def _coupling(self, i: int, soft: bool, switches: bool) -> StringCoupling:
+        """y - y0 = a0 + a1 (x - x0) + ... between the lengths of two strings; or of one: y - y0 = a0."""
+        model, ends = self.model, self._ends(i)
+        lengths = [float(model.tendon_length0[end]) for end in ends]
+        offset, ratio, *higher = (float(number) for number in model.eq_data[i, :5])
+        law: dict[str, Any] = {"offset": lengths[0] + offset}
+        if len(ends) > 1:
+            law |= {"ratio": ratio, "leader_length": lengths[1], "curve": higher if any(higher) else None}
+        if soft:
+            inverse = sum(float(model.tendon_invweight0[end]) for end in ends)
+            weight, stiffness, damping = softness(model, model.eq_solref[i], model.eq_solimp[i])
+            law |= {"compliance": inverse / (weight * stiffness), "damping": weight * damping / inverse}
+        if switches:
+            law["active"] = bool(model.eq_active0[i])
+        return StringCoupling(*(self._path(self._places(end)) for end in ends), **law)
 
     def _equality(self, i: int) -> SpatialTendon:
         """y - y0 = a0 + a1 (x - x0) between the lengths of two strings: one with the length y - a1 x; or of one: y - y0 = a0."""

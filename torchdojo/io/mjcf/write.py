@@ -12,7 +12,7 @@ coordinates of its hinge. Two or three rotations become hinges one after another
 | tendons, couplings, `Spherical` and `Fixed` that close loops | `<tendon>`, `<equality>` (`write_tendons.py`) |
 | actuators, drives, inputs | `<actuator>` (`write_actuators.py`) |
 | sites and sensors | `<site>` and `<sensor>` (`write_sensors.py`) |
-| `mech.passive`, `mech.poses` | `density`, `viscosity`, `wind`, `gravcomp`; `<keyframe>` |
+| `mech.passive`, `mech.poses` | `density`, `viscosity`, `wind`, `gravcomp`, `fluidshape`; `<keyframe>` |
 
 Velocity limits, restitution and compliance of contacts have no counterpart. Whether a spring or a servo is implicit is a property of the
 integrator. Timestep and solver options are MuJoCo's own; what is only drawn is not written.
@@ -62,7 +62,8 @@ def write_mjcf(mech: Mechanism, name: str = "robot") -> tuple[str, list[str]]:
 
     These are near contacts, and contacts with height fields, half-spaces of bodies and surfaces of one's own, "NAME"; parts without a
     counterpart, "tendons.NAME", "couplings.NAME", "actuators.NAME", "drives.NAME", "inputs.JOINT", "sensors.NAME", "poses.NAME", "passive";
-    and laws of parts that are written without them, "joints.NAME.velocity_limits", "contacts.NAME.restitution".
+    and laws of parts that are written without them, "joints.NAME.velocity_limits", "contacts.NAME.restitution",
+    "passive.ellipsoids.NUMBER.added_mass".
     ``torchdojo/io/README.md`` has the table.
 
     Raises:

@@ -11,7 +11,10 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.joints import StandardJoint
+from torchdojo.engine.fluid_ellipsoids import FluidEllipsoid
 from torchdojo.engine.passive_forces import PassiveForces, PassivePart
+from torchdojo.io.mjcf.model import import_mujoco
+from torchdojo.io.mjcf.passive import fluid_numbers
 from torchdojo.io.mjcf.writing import Writing, number_of, text_of
 from torchdojo.parameters import as_tensor
 
@@ -38,6 +41,32 @@ def write_passive(file: Writing) -> None:
     for name, share in shares.items():
         if share:
             file.bodies[name].set("gravcomp", f"{share:.17g}")
+    for i, ellipsoid in enumerate(passive.ellipsoids):
+        _write_ellipsoid(file, i, ellipsoid)
+
+
+def _write_ellipsoid(file: Writing, i: int, ellipsoid: FluidEllipsoid) -> None:
+    """Add a geom that feels the medium only. Added mass and inertia that are not those of MuJoCo's compiler are left out."""
+    numbers = {key: as_tensor(getattr(ellipsoid, key), key).detach() for key in ("semiaxes", "coefficients")}
+    for key, value in numbers.items():
+        if value.ndim > 1:
+            number_of(value, f"{key} of passive")
+    shape = {"type": "ellipsoid", "size": text_of(numbers["semiaxes"])}
+    felt = {"fluidshape": "ellipsoid", "fluidcoef": text_of(numbers["coefficients"])}
+    place = {"pos": text_of(ellipsoid.frame.position), "quat": text_of(ellipsoid.frame.orientation)}
+    apart = {"contype": "0", "conaffinity": "0", "mass": "0"}
+    geom = ElementTree.SubElement(file.bodies[ellipsoid.frame.body], "geom", {**shape, **felt, **place, **apart})
+    if ellipsoid.added_mass is not None and not _is_compiled(geom, ellipsoid):
+        file.left_out.append(f"passive.ellipsoids.{i}.added_mass")
+
+
+def _is_compiled(geom: ElementTree.Element, ellipsoid: FluidEllipsoid) -> bool:
+    """Whether added mass and inertia are what MuJoCo's compiler gives the geom."""
+    text = ElementTree.tostring(geom, encoding="unicode")
+    model = import_mujoco().MjModel.from_xml_string(f"<mujoco><worldbody>{text}</worldbody></mujoco>")
+    given = (as_tensor(value, "added inertia").detach().double() for value in (ellipsoid.added_mass, ellipsoid.added_inertia))
+    compiled = (torch.tensor(value, dtype=torch.float64) for value in fluid_numbers(model, 0)[2:])
+    return all(torch.allclose(ours, theirs, rtol=SAME, atol=0) for ours, theirs in zip(given, compiled, strict=True))
 
 
 def _shares(file: Writing, passive: PassiveForces) -> dict[str, float] | None:

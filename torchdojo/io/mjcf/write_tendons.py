@@ -8,6 +8,7 @@
 | limits, with their springs and dampers | `range`, `solreflimit`, `solimplimit` |
 | `JointCoupling`, `JointLock` | `<equality><joint>` |
 | `SumCoupling` | `<equality><tendon>`, with fixed tendons "NAME_followers" and "NAME_leaders" without forces |
+| `StringCoupling` | `<equality><tendon>`, with spatial tendons "NAME_follower" and "NAME_leader" without forces |
 | compliance and damping of a coupling | `solref`, `solimp`, which ``load(soft=True)`` reads |
 | `Spherical`, `Fixed` that close loops | `<connect>`, `<weld>` between sites "NAME_parent" and "NAME_child" |
 
@@ -16,8 +17,9 @@ MuJoCo has no pulleys of negative divisors, no coordinates of free joints in ten
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, cast
 from xml.etree import ElementTree
 
 import torch
@@ -27,8 +29,9 @@ from torchdojo.elements.coupling import Coupling
 from torchdojo.elements.couplings import SumCoupling
 from torchdojo.elements.joints import Fixed, Spherical, StandardJoint
 from torchdojo.elements.servo import SERVO
+from torchdojo.elements.string_coupling import StringCoupling
 from torchdojo.elements.tendon import FAR, Tendon
-from torchdojo.elements.tendon_paths import FixedTendon, SpatialTendon
+from torchdojo.elements.tendon_paths import FixedTendon, Span, SpatialTendon
 from torchdojo.io.mjcf.write_contacts import HARD
 from torchdojo.io.mjcf.writing import Writing, text_of
 
@@ -87,7 +90,7 @@ def _path(file: Writing, name: str, tendon: Tendon) -> list[ElementTree.Element]
         terms = dict(zip(tendon.places, tendon.coefficients.detach().tolist(), strict=True))
         return _terms(file, terms)
     if type(tendon) is SpatialTendon and ("divisors" not in tendon.fields or bool((tendon.divisors > 0).all())):
-        return list(_string(file, name, tendon))
+        return list(_string(file, name, tendon, tendon.spans))
     return None
 
 
@@ -98,14 +101,13 @@ def _terms(file: Writing, terms: Mapping[tuple[str, int], float]) -> list[Elemen
     return [ElementTree.Element("joint", joint=file.coordinates[place], coef=text_of(value)) for place, value in terms.items()]
 
 
-def _string(file: Writing, name: str, tendon: SpatialTendon) -> Iterator[ElementTree.Element]:
-    places = [
-        file.site(f"{name}_{i}", tendon.bodies[body], point)
-        for i, (body, point) in enumerate(zip(tendon.site_bodies, tendon.points, strict=True))
-    ]
-    sides = [file.site(f"{name}_side_{i}", tendon.bodies[body], tendon.sides[i]) for i, body in enumerate(tendon.side_bodies)]
+def _string(file: Writing, name: str, tendon: SpatialTendon | StringCoupling, spans: Sequence[Span]) -> Iterator[ElementTree.Element]:
+    used = sorted({i for span in spans for i in (span.start, span.end)})
+    places = {i: file.site(f"{name}_{i}", tendon.bodies[tendon.site_bodies[i]], tendon.points[i]) for i in used}
+    seen = sorted({tendon.surfaces[span.surface].side for span in spans if span.surface >= 0} - {-1})
+    sides = {i: file.site(f"{name}_side_{i}", tendon.bodies[tendon.side_bodies[i]], tendon.sides[i]) for i in seen}
     last, pulley = -1, -1
-    for span in tendon.spans:
+    for span in spans:
         if span.pulley != pulley:
             yield ElementTree.Element("pulley", divisor=text_of(tendon.divisors[span.pulley]))
         if span.pulley != pulley or span.start != last:
@@ -116,10 +118,12 @@ def _string(file: Writing, name: str, tendon: SpatialTendon) -> Iterator[Element
         last, pulley = span.end, span.pulley
 
 
-def _surface(file: Writing, name: str, tendon: SpatialTendon, number: int, sides: list[str]) -> ElementTree.Element:
+def _surface(
+    file: Writing, name: str, tendon: SpatialTendon | StringCoupling, number: int, sides: Mapping[int, str]
+) -> ElementTree.Element:
     surface, label, radius = tendon.surfaces[number], f"{name}_surface_{number}", text_of(tendon.radii[number])
     kind, size = ("cylinder", f"{radius} {radius}") if surface.cylinder else ("sphere", radius)
-    place: dict[str, Any] = {"pos": text_of(tendon.centers[number]), "quat": text_of(tendon.turns[number])}
+    place: dict[str, Any] = {"pos": text_of(tendon.centers[number]), "quat": text_of(getattr(tendon, tendon.orientations_field)[number])}
     alone: dict[str, Any] = {"contype": "0", "conaffinity": "0", "mass": "0", "group": "3"}
     ElementTree.SubElement(file.bodies[tendon.bodies[surface.body]], "geom", name=label, type=kind, size=size, **place, **alone)
     given = {"geom": label} | ({"sidesite": sides[surface.side]} if surface.side >= 0 else {})
@@ -129,7 +133,8 @@ def _surface(file: Writing, name: str, tendon: SpatialTendon, number: int, sides
 def write_couplings(file: Writing) -> None:
     """Add the couplings as equalities."""
     for name, coupling in file.mech.named_couplings().items():
-        element = _equality(file, name, coupling)
+        strung = isinstance(coupling, StringCoupling)
+        element = _string_equality(file, name, cast(StringCoupling, coupling)) if strung else _equality(file, name, coupling)
         if element is None:
             file.left_out.append(f"couplings.{name}")
             continue
@@ -174,11 +179,39 @@ def _equality(file: Writing, name: str, coupling: Coupling) -> ElementTree.Eleme
     return ElementTree.Element("tendon", numbers)
 
 
-def _give(file: Writing, coupling: Coupling) -> dict[str, str]:
-    """The softness of a coupling. MuJoCo's mass is that of both sides, without the ratio between them."""
+def _string_equality(file: Writing, name: str, coupling: StringCoupling) -> ElementTree.Element | None:
+    """MuJoCo's polynomial is one of differences from the lengths where all coordinates are zero; None: pulleys of negative divisors."""
+    if "divisors" in coupling.fields and not bool((coupling.divisors > 0).all()):
+        return None
+    with torch.enable_grad():
+        q = torch.zeros(file.mech.num_coordinates, dtype=torch.float64, requires_grad=True)
+        follower, leader = coupling.strings(*file.mech.element_poses(file.mech.to_maximal(q), coupling))
+        lengths = [path.length for path in (follower, leader) if path.length.requires_grad]
+        arms = [torch.autograd.grad(length, q, materialize_grads=True, retain_graph=True)[0] for length in lengths]
+    x = (leader.length - coupling.leader_length).detach()
+    powers = torch.tensor([0.0, float(coupling.ratio), *([0.0] * 3 if coupling.curve is None else coupling.curve.tolist())]).double()
+    numbers = [sum(math.comb(k, i) * powers[k] * x ** (k - i) for k in range(i, 5)) for i in range(5)]
+    numbers[0] = numbers[0] + coupling.offset - follower.length.detach()
+    inverse = sum(float(arm @ file.inverse_mass @ arm) for arm in arms)
+    options = {"name": name, "polycoef": text_of([float(number) for number in numbers]), **_give(file, coupling, inverse)}
+    for i, (side, spans) in enumerate(zip(("follower", "leader"), coupling.parts, strict=True), 1):
+        if spans:
+            options[f"tendon{i}"] = label = f"{name}_{side}"
+            ElementTree.SubElement(file.section("tendon"), "spatial", name=label).extend(_string(file, label, coupling, spans))
+    return ElementTree.Element("tendon", options)
+
+
+def _give(file: Writing, coupling: Coupling, inverse: float | None = None) -> dict[str, str]:
+    """The softness of a coupling. MuJoCo's mass is that of both sides, without the ratio between them.
+
+    inverse: of this mass at qpos0; None: that of the coordinates.
+    """
     compliance = 0.0 if coupling.compliance is None else float(coupling.compliance)
     if not compliance:
         return dict(HARD)
+    damping = 0.0 if coupling.damping is None else float(coupling.damping)
+    if inverse is not None:
+        return file.softness(inverse, 1 / compliance, damping)
     places, size = file.mech.coordinate_places(), file.mech.num_coordinates
     factors = coupling.coefficients if isinstance(coupling, SumCoupling) else torch.ones(len(coupling.ends), dtype=torch.float64)
     inverse = 0.0
@@ -188,4 +221,4 @@ def _give(file: Writing, coupling: Coupling) -> dict[str, str]:
             if end.leads is leads:
                 row[places[end.joint].start + end.coordinate] += factor
         inverse += float(row @ file.inverse_mass @ row)
-    return file.softness(inverse, 1 / compliance, 0.0 if coupling.damping is None else float(coupling.damping))
+    return file.softness(inverse, 1 / compliance, damping)

@@ -89,6 +89,7 @@ struct Tables : rows::Head {
     std::vector<CouplingTable> couplings;
     std::vector<CouplingEndTable> coupling_ends;
     std::vector<TendonTable> tendons;
+    std::vector<TendonTable> strings;  // of couplings, followers and leaders in turn: their path, the rest is empty
     std::vector<int32_t> tendon_bodies, tendon_blocks;  // bodies of their places, and blocks for pairs of places (−1: none)
     std::vector<rows::TendonPart> tendon_parts;
     std::vector<double> polytope_numbers;
@@ -111,6 +112,7 @@ struct Tables : rows::Head {
         p = read<rows::CouplingEnd>(p, coupling_ends, num_coupling_ends);
         p = read<rows::Link>(p, tree, num_links);
         p = read<rows::Tendon>(p, tendons, num_tendons);
+        p = read<rows::Tendon>(p, strings, num_strings);
         p = read<int32_t>(p, tendon_bodies, num_tendon_bodies);
         p = read<rows::TendonPart>(p, tendon_parts, num_tendon_parts);
         p = read<int32_t>(p, tendon_blocks, num_tendon_blocks);

@@ -114,13 +114,12 @@ inline void curved_turns(double x, double y, const CouplingLaw<double> &law, boo
 template <class T>
 struct Couplings {
     static void prepare(Problem<T> &problem) {
-        for (int c = 0; c < problem.mechanism.num_couplings; ++c) prepare(problem, problem.mechanism.couplings[c], problem.couplings[c]);
+        each(problem.mechanism, [&](const CouplingTable &coupling, int c) { prepare(problem, coupling, problem.couplings[c]); });
     }
 
     template <bool condensed, bool derived>
     static void linearize(Problem<T> &problem, const T *w) {
-        for (int c = 0; c < problem.mechanism.num_couplings; ++c)
-            linearize(problem, problem.mechanism.couplings[c], problem.couplings[c], w);
+        each(problem.mechanism, [&](const CouplingTable &coupling, int c) { linearize(problem, coupling, problem.couplings[c], w); });
     }
 
     static void condense(Problem<T> &) {}
@@ -136,14 +135,21 @@ struct Couplings {
 
     template <class R>
     static void multiply(AdjointState<T, R> &adjoint, const Problem<T> &problem, const T *w) {
-        for (int c = 0; c < problem.mechanism.num_couplings; ++c) multiply(adjoint, problem, c, w);
+        each(problem.mechanism, [&](const CouplingTable &, int c) { multiply(adjoint, problem, c, w); });
     }
 
     static void add_parameters(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, const T *w) {
-        for (int c = 0; c < problem.mechanism.num_couplings; ++c) add_parameters(to, problem, adjoint, c, w);
+        each(problem.mechanism, [&](const CouplingTable &, int c) { add_parameters(to, problem, adjoint, c, w); });
     }
 
 private:
+    // Calls f with each coupling of coordinates and its number.
+    template <class F>
+    static TD_INLINE void each(const MechanismTable &m, F &&f) {
+        for (int c = 0; c < m.num_couplings; ++c)
+            if (m.couplings[c].strings < 0) f(m.couplings[c], c);
+    }
+
     // Calls f with each end and its number.
     template <class F>
     static TD_INLINE void each_end(const Problem<T> &problem, const CouplingTable &coupling, const F &f) {

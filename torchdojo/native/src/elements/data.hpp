@@ -141,6 +141,7 @@ struct CouplingData {
     T gap_now;  // c
     T given, stretched;  // α/h and 1 + α d/h: the row has c⁺ stretched − c (stretched − 1) + λ given
     T gap;  // violation of the row, where it is on
+    T following_next;  // length of a following string at the next configuration
 };
 
 template <class T>

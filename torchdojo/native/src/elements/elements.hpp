@@ -20,6 +20,7 @@
 #include "elements/joint.hpp"
 #include "elements/joint_adjoint.hpp"
 #include "elements/joint_parameters.hpp"
+#include "elements/string_coupling.hpp"
 #include "elements/tendon.hpp"
 
 namespace torchdojo {
@@ -28,6 +29,6 @@ template <class T>
 struct Joints : JointEquations<T>, JointAdjoint<T>, JointParameters<T> {};
 
 template <class T>
-using Elements = List<Joints<T>, Couplings<T>, Tendons<T>, Contacts<T>>;
+using Elements = List<Joints<T>, Couplings<T>, StringCouplings<T>, Tendons<T>, Contacts<T>>;
 
 }  // namespace torchdojo

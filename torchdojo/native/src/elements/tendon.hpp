@@ -74,13 +74,19 @@ struct Tendons {
                 c[k].force = lambda * load3(alpha) - drag * load3(twist), c[k].torque = lambda * load3(alpha + 3) - drag * load3(twist + 3);
             }
             const R by_length = data.by_length * mu;
-            path_of(problem, tendon)
-                .pull_back(pulls_of(problem, tendon), by_length, c, [&](int place, const Vec3<R> &x, const Vec3<R> &phi) {
-                    const int body = m.tendon_bodies[tendon.first_body + place];
-                    adjoint.gradient.x[body] = adjoint.gradient.x[body] + x, adjoint.gradient.phi[body] = adjoint.gradient.phi[body] + phi;
-                });
+            pull_back(adjoint, problem, tendon, pulls_of(problem, tendon), by_length, c);
             if (tendon.armature) multiply_incoming(adjoint, problem, tendon, mu);
         }
+    }
+
+    // Adds the gradient of by_length · L + g · c by the current poses. It is large code, which strings of couplings share.
+    template <class R>
+    static __attribute__((noinline)) void pull_back(AdjointState<T, R> &adjoint, const Problem<T> &problem, const TendonTable &tendon,
+                                                    const Pull<T> *pulls, const R &by_length, const Pull<R> *c) {
+        path_of(problem, tendon).pull_back(pulls, by_length, c, [&](int place, const Vec3<R> &x, const Vec3<R> &phi) {
+            const int body = problem.mechanism.tendon_bodies[tendon.first_body + place];
+            adjoint.gradient.x[body] = adjoint.gradient.x[body] + x, adjoint.gradient.phi[body] = adjoint.gradient.phi[body] + phi;
+        });
     }
 
     static void add_parameters(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, const T *w) {

@@ -23,7 +23,8 @@ struct Problem {
     std::vector<CouplingData<T>> couplings;
     std::vector<CouplingEndData<T>> coupling_ends;
     std::vector<TendonData<T>> tendons;
-    std::vector<Pull<T>> pulls;       // one for each place of a tendon
+    std::vector<Pull<T>> pulls;       // of the places of all tendons, and of strings that follow
+    std::vector<Pull<T>> leader_pulls, row_pulls;  // in the places of strings that follow: of their leaders, and of their rows
     std::vector<T> residual;          // rows of the equations, in the places of w; cones.hpp has the complementarity rows
     std::vector<T> values;            // the condensed matrix
     T inverse_timestep{};
@@ -37,7 +38,8 @@ struct Problem {
         : mechanism(m), parameters(m.num_parameters), z(state_size * m.num_bodies), u(m.num_inputs), wrench(6 * m.num_bodies),
           bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), laws(m.num_contacts), free(m.num_free_data),
           joint_cones(m.num_joint_cones), pairs(m.num_pairs), couples(m.num_couples), couplings(m.num_couplings),
-          coupling_ends(m.num_coupling_ends), tendons(m.num_tendons), pulls(m.num_tendon_bodies), residual(m.num_unknowns),
+          coupling_ends(m.num_coupling_ends), tendons(m.num_tendons), pulls(m.num_tendon_bodies),
+          leader_pulls(m.num_strings ? m.num_tendon_bodies : 0), row_pulls(leader_pulls), residual(m.num_unknowns),
           values(m.schedule.num_values) {
         BodyPose<T> origin{};
         origin.q.w = broadcast<T>(1.0);
