@@ -208,7 +208,8 @@ struct Shapes {
         return witness;
     }
 
-    static Witness<S> nearest(int kind_a, int kind_b, const Solid<S> &a, const Solid<S> &b) {
+    // One copy for all that ask: it is large.
+    static __attribute__((noinline)) Witness<S> nearest(int kind_a, int kind_b, const Solid<S> &a, const Solid<S> &b) {
         if (kind_a > kind_b) {
             Witness<S> witness = nearest(kind_b, kind_a, b, a);
             witness.point = witness.point - witness.distance * witness.normal;

@@ -79,7 +79,7 @@ NearTerm<S> crossing_gap(const Polytope &a, const Polytope &b, const Vec3<S> *x,
 
 // The nearest points of two cores, at least one of which is an ellipsoid.
 template <class S>
-NearTerm<S> smooth_gap(const Polytope &a, const Polytope &b, const Vec3<S> *x, const Mat3<S> *R) {
+__attribute__((noinline)) NearTerm<S> smooth_gap(const Polytope &a, const Polytope &b, const Vec3<S> *x, const Mat3<S> *R) {
     const bool turned = !b.ellipsoid;
     const auto [gap, normal, point] = turned         ? core_and_ellipsoid(b, a, x[1], R[1], x[0], R[0])
                                       : !a.ellipsoid ? core_and_ellipsoid(a, b, x[0], R[0], x[1], R[1])
@@ -103,7 +103,8 @@ inline bool has_term(const Polytope &a, const Polytope &b, const int *term) {
 
 // A term of two polytopes at poses x, R of a, then b. fading: whether its impulse fades with the gap.
 template <class S>
-NearTerm<S> near_term(const Polytope &a, const Polytope &b, const Vec3<S> *x, const Mat3<S> *R, const int *term, bool fading) {
+__attribute__((noinline)) NearTerm<S> near_term(const Polytope &a, const Polytope &b, const Vec3<S> *x, const Mat3<S> *R, const int *term,
+                                                bool fading) {
     constexpr double reach = constant::near_terms::reach;
     NearTerm<S> result;
     if (!has_term(a, b, term)) {

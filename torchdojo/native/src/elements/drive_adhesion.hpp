@@ -77,8 +77,8 @@ private:
     }
 
     template <class S>
-    geometry::Witness<S> touch(const ContactTable &contact, int other, const Vec3<S> &xa, const Mat3<S> &Ra, const Vec3<S> &xb,
-                               const Mat3<S> &Rb) const {
+    __attribute__((noinline)) geometry::Witness<S> touch(const ContactTable &contact, int other, const Vec3<S> &xa, const Mat3<S> &Ra,
+                                                         const Vec3<S> &xb, const Mat3<S> &Rb) const {
         if (contact.pair >= 0) {
             const PairTable &pair = m.pairs[contact.pair];
             return witness<T>(pair, xa, Ra, xb, Rb, &parameters[pair.shape_a], &parameters[pair.shape_b], samples);
