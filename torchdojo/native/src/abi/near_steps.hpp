@@ -83,7 +83,7 @@ private:
     std::vector<double> from;  // the states before the step, or before a part of it
     std::vector<double> z, impulses, w, terms, gaps;
     bool again = false;  // whether steps are taken once more, for their gradients
-    std::vector<int64_t> status, iterations, substeps, active, cold, slots_before, near_after;
+    std::vector<int64_t> status, iterations, substeps, active, cold, slots_before;
     std::vector<int32_t> ranks;
     int32_t most = 1;
     // rows of the environments that one call takes
@@ -166,28 +166,11 @@ private:
                 if (environments[n].cold) cold.push_back(n);
             // Without a start, impulses begin at gaps wider than the reach, where they would act on nothing.
             solve(cold, t, 0.0, false);
-            for (const int64_t n : cold)
-                if (status[n] == success) drop_far(n);
             solve(active, t, 1.0, true);
             size_t num_active = 0;
             for (const int64_t n : active)
                 if (goes_on(n, t) && environments[n].made < environments[n].most) active[num_active++] = n;
             active.resize(num_active);
-        }
-    }
-
-    // Slots keep the terms that are near after the solve that gives a start: `_near` of near_set.py.
-    void drop_far(int64_t n) {
-        near_after.assign(size_t(pairs.size()), -1);
-        search(n, &z[n * states], false,
-               [&](const NearPairs::Pair &pair, int64_t terms_found) { take(pair, terms_found, &near_after[pair.first]); });
-        int64_t *slots = &chosen[n * pairs.size()];
-        for (size_t p = 0; p < pairs.pairs.size(); ++p) {
-            if (!busy[n * marks() + p]) continue;
-            const NearPairs::Pair &pair = pairs.pairs[p];
-            for (int32_t k = pair.first; k < pair.first + pair.count; ++k)
-                if (!has(&near_after[pair.first], pair.count, slots[k])) slots[k] = -1;
-            mark(n, int64_t(p));
         }
     }
 
