@@ -538,14 +538,17 @@ class Mechanism(TendonSpace, Sensing):
     def replace_ground(self, ground: HeightField) -> list[str]:
         """Put a height field in the place of the planes of the world, ``mech.replace_ground(td.terrain.rough(0.05))``; its contacts' names.
 
-        The contacts of points and balls with planes keep their names and other numbers.
+        The contacts of points and balls with planes keep their names and other numbers. An ellipsoid then has several, "NAME_0" and so on.
 
         Raises:
             ValueError: no such contact.
         """
-        made = on_ground(self.named_contacts(), ground)
+        there = self.named_contacts()
+        made = on_ground(there, ground)
         if not made:
-            raise ValueError("replace_ground: no contact of a point or ball with a plane of the world; add_contact makes others")
+            raise ValueError("replace_ground: no contact of a point, ball or ellipsoid with a plane of the world; add_contact makes others")
+        for name in [name for name in there if f"{name}_0" in made and name not in made]:
+            del self.contacts[name]
         self.contacts.update(made)
         return list(made)
 

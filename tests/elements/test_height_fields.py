@@ -198,7 +198,7 @@ def test_bad_input_is_refused() -> None:
         td.NonlinearContact("a", other="b", other_shape=field)
     with pytest.raises(ValueError, match="a point or a Sphere"):
         td.NonlinearContact("a", shape=td.Box((1.0, 1.0, 1.0)), other_shape=field)
-    with pytest.raises(ValueError, match="no contact of a point or ball with a plane"):
+    with pytest.raises(ValueError, match="no contact of a point, ball or ellipsoid with a plane"):
         td.models.quadruped(contact=False).replace_ground(field)
     for terrain, message in [
         ("hill", "allowed: .*'bowl'"),

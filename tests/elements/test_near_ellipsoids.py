@@ -205,3 +205,15 @@ def test_scenes_leave_out_no_pair_of_an_ellipsoid() -> None:
     path = scene.rollout(z, steps=200)
     assert not path.status.any() and float(scene.distances(path.z[-1]).min()) > 0
     assert 0.12 < float(path.z[-1, 2]) < 0.16  # on the table, of 10 cm
+
+
+def test_an_ellipsoid_goes_over_to_a_height_field() -> None:
+    """`replace_ground` leaves none of its contacts on the plane: its contact points feel the surface, with the same numbers."""
+    scene = td.combine(egg=td.Body(1.0, shape=EGG), floor=td.Plane(), friction=0.7)
+    names = scene.replace_ground(td.terrain.rough(0.02, size=(2.0, 2.0), seed=1))
+    assert names == list(scene.contacts) == [f"egg_floor_{k}" for k in range(18)]
+    points, radius = EGG.contact_points()
+    for contact, point in zip(scene.contacts.values(), points, strict=True):
+        assert contact.other_kind == "heights" and float(contact.friction) == pytest.approx(0.7)
+        torch.testing.assert_close(contact.point, point)
+        torch.testing.assert_close(contact.radius, radius)

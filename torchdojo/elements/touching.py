@@ -371,14 +371,24 @@ def _at_points(
 
 
 def on_ground(there: Mapping[str, Contact], ground: HeightField) -> dict[str, Contact]:
-    """Contacts of balls with the world's planes, by name, as contacts with a height field that keep their other numbers."""
-    made = {}
+    """Contacts of balls and ellipsoids with the world's planes, by name, as contacts with a height field that keep their other numbers.
+
+    Those of an ellipsoid "NAME" are "NAME_0", "NAME_1" ...: a height field feels its contact points.
+    """
+    made: dict[str, Contact] = {}
     for name, contact in there.items():
         flat = contact.other_kind == "surface" and type(contact).signed_distance is Contact.signed_distance
-        if contact.other is None and contact.shape_kind == "sphere" and flat:
-            numbers = {key: getattr(contact, key) for key in contact.fields if key not in ("normal", "offset")}
-            facets: dict[str, Any] = {"facets": contact.facets} if isinstance(contact, LinearContact) else {}
-            made[name] = type(contact)(contact.body, other_shape=ground, **numbers, **facets)
+        if contact.other is not None or not flat:
+            continue
+        numbers = {key: getattr(contact, key) for key in contact.fields if key not in ("normal", "offset")}
+        facets: dict[str, Any] = {"facets": contact.facets} if isinstance(contact, LinearContact) else {}
+        balls = {name: (numbers.pop("point"), numbers.pop("radius"))}
+        if contact.shape_kind == "ellipsoid":
+            place = {"position": balls[name][0], "orientation": numbers.pop("orientation")}
+            points, radius = Ellipsoid(numbers.pop("semi_axes"), **place).contact_points()
+            balls = {f"{name}_{k}": (point, radius) for k, point in enumerate(points.unbind(-2))}
+        for label, (point, radius) in balls.items():
+            made[label] = type(contact)(contact.body, other_shape=ground, point=point, radius=radius, **numbers, **facets)
     return made
 
 
