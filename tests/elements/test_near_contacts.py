@@ -395,8 +395,8 @@ def test_bad_input() -> None:
         td.near_contacts("box", BOX, "box", BOX)
     with pytest.raises(ValueError, match="thinner"):
         polytope_of(ball_hull(8, 0.01, 0), radius=0.02)
-    with pytest.raises(TypeError, match="restitution"):
-        td.near_contacts("box", BOX, None, FLOOR, restitution=0.1)
+    with pytest.raises(TypeError, match="bounciness"):
+        td.near_contacts("box", BOX, None, FLOOR, bounciness=0.1)
     with pytest.raises(ValueError, match="torsional_friction"):
         td.near_contacts("box", BOX, None, FLOOR, torsional_friction=-1.0)
     mech = one_box(slots=3)

@@ -56,6 +56,27 @@ def test_pairs_and_frictions(write_urdf: Write) -> None:
     assert not quiet(path).contacts
 
 
+def test_laws_of_both_links_act_between_them(write_urdf: Write) -> None:
+    """Bullet multiplies restitutions, and coefficients by the friction of the other link. Near contacts have all laws, too."""
+    laws = '<contact><lateral_friction value="{}"/><{} value="{}"/><spinning_friction value="0.01"/></contact>'
+    pair = [(0.5, "restitution", 0.8), (0.4, "restitution", 0.5)]
+    for other in (BALL, CAN):
+        links = [link(name, geometry, laws.format(*numbers)) for name, geometry, numbers in zip("ab", (BALL, other), pair, strict=True)]
+        mech = quiet(write_urdf(*links, link("c"), hinge("c", "a", "floating"), hinge("c", "b", "floating")), contacts="all")
+        contacts = [contact for contact in mech.named_contacts().values() if contact.body_names == ("a", "b")]
+        assert contacts and all(isinstance(contact, td.NonlinearContact) for contact in contacts)
+        for contact in contacts:
+            assert float(contact.restitution) == pytest.approx(0.4) and float(contact.friction) == pytest.approx(0.2)
+            assert float(contact.torsional_friction) == pytest.approx(0.01 * 0.4 + 0.01 * 0.5) and contact.rolling_friction is None
+        assert not mech.load_report.lost
+    links = [
+        link(name, BALL, laws.format(0.5, *numbers)) for name, numbers in zip("ab", (("stiffness", 1e4), ("restitution", 0.5)), strict=True)
+    ]
+    mech = quiet(write_urdf(*links, link("c"), hinge("c", "a", "floating"), hinge("c", "b", "floating")), contacts="all")
+    (contact,) = (contact for contact in mech.named_contacts().values() if contact.body_names == ("a", "b"))
+    assert float(contact.stiffness) == pytest.approx(1e4) and contact.restitution is None
+
+
 def test_fixed_links_that_stay_bodies_do_not_touch_each_other(write_urdf: Write) -> None:
     names = {frozenset(c.body_names) for c in quiet(chain(write_urdf), contacts="all", merge_fixed_joints=False).named_contacts().values()}
     assert frozenset(("c", "d")) not in names and frozenset(("a", "c")) in names

@@ -30,7 +30,7 @@ from torchdojo.geometry.pairs import Solid, nearest
 from torchdojo.geometry.shapes import Box, Capsule, Ellipsoid, Shape, Sphere
 from torchdojo.parameters import require
 
-__all__ = ["Contact", "Touch"]
+__all__ = ["RESTING_ACCELERATION", "Contact", "Touch", "arrives"]
 
 # Acceleration [m/s²] by which a contact in reach may approach within a step and still counts as resting. It is twice gravity, so
 # that lying bodies do not bounce.
@@ -380,13 +380,22 @@ class Contact(Element):
     def _rebound(self, motions: tuple[Motion, ...], touch: Touch, timestep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Whether there is an impact, h n·(u⁺ + e u⁻), and τ, (...,) each."""
         h = timestep[..., 0]
-        start_gap = self.distance(*(motion.pose for motion in motions))
-        before = self.distance(*(previous_pose(motion.pose, motion.incoming, timestep) for motion in motions))
-        slow = RESTING_ACCELERATION * h * h
-        bounces = (before - start_gap > slow) & (2 * start_gap - before < slow)
+        bounces, start_gap, before = self._arrival(motions, timestep)
         arriving = tuple(motion._replace(twist=motion.incoming) for motion in motions)
         velocity = self.slip(motions, touch) + self.restitution[..., None] * self.slip(arriving, touch, current=True)
         return bounces, h * (touch.normal * velocity).sum(-1), h * start_gap / torch.where(bounces, before - start_gap, 1.0)
+
+    def _arrival(self, motions: tuple[Motion, ...], timestep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Whether there is an impact, φ and φ⁻, (...,) each."""
+        start_gap = self.distance(*(motion.pose for motion in motions))
+        before = self.distance(*(previous_pose(motion.pose, motion.incoming, timestep) for motion in motions))
+        return arrives(start_gap, before, timestep[..., 0]), start_gap, before
+
+
+def arrives(start_gap: Tensor, before: Tensor, timestep: Tensor) -> Tensor:
+    """Whether surfaces whose gap was `before` one step ago, and is `start_gap` now, meet within the next step faster than at rest."""
+    slow = RESTING_ACCELERATION * timestep * timestep
+    return (before - start_gap > slow) & (2 * start_gap - before < slow)
 
 
 def _describe(contact: Contact, argument: str, shape: Shape | HeightField | None) -> tuple[str, dict[str, Any]]:

@@ -2,6 +2,13 @@
 
 The term of a slot is a number of the contact, `term`, that may differ between environments. The engine chooses the terms of a step
 (engine/near_set.py): the step does not depend on the choice, as long as no term that is nearer than the reach at its end is left out.
+
+With `restitution`, terms that arrive at their place in a step (`Contact.gap` says when) and bear the impact bounce, and their bodies may be
+beyond the reach at the end of the step. So the impulse of such a term does not fade with the gap. The engine chooses these terms after a
+solution without bounces, and adds `BOUNCING` to their kind. All that read a term know by its kind that its impulse acts.
+
+A crossing of edges counts by its weight w as a place of contact, and so does its law: w h n·(u⁺ + e u⁻) + (1 − w) 2 REACH. Without that,
+edges that have no place of contact at the end would ask for a velocity that none of their impulses could give.
 """
 
 from __future__ import annotations
@@ -15,8 +22,8 @@ from torch import Tensor, nn
 
 from torchdojo.elements.contact import Contact, Touch, _pose_of_other
 from torchdojo.elements.contacts import NonlinearContact
-from torchdojo.elements.element import Element, Motion, Pose
-from torchdojo.geometry.near_terms import CROSSING, NOTHING, Term, near_term
+from torchdojo.elements.element import Element, Motion, Pose, previous_pose
+from torchdojo.geometry.near_terms import BOUNCING, CROSSING, NOTHING, REACH, Term, near_term
 from torchdojo.geometry.polytopes import Polytope, polytope_of
 from torchdojo.geometry.shapes import Shape
 from torchdojo.parameters import alike, require, transforming
@@ -33,14 +40,12 @@ class NearContact(NonlinearContact):
         body: name of the body. shapes: its core, and the core of the other one, each in the frame of its body.
         other: name of the other body; None or "world": it is fixed.
         term: kind and features of the term (..., 3); see `near_terms`. fading: (...,) 1 where impulses fade with the gap, 0 where not.
-        friction, laws: as in `NonlinearContact`, without restitution. Torsional and rolling friction of all places of a pair add up: the
-            couple is at most their coefficient times the whole normal force.
+        friction, laws: as in `NonlinearContact`. Torsional and rolling friction of all places of a pair add up: the couple is at most
+            their coefficient times the whole normal force.
     """
 
     fields: ClassVar[dict[str, int]] = {"friction": 0, "term": 1, "fading": 0}
     chosen: ClassVar[frozenset[str]] = frozenset({"term", "fading"})
-    # A bounce leaves the reach within its step, where impulses are zero.
-    laws = tuple(law for law in NonlinearContact.laws if law != "restitution")
     term: Tensor
     fading: Tensor
     in_scenery: bool = False  #: whether the scenery of the mechanism draws the fixed shape
@@ -110,7 +115,7 @@ class NearContact(NonlinearContact):
             smooth = a.semi_axes is not None or b.semi_axes is not None
             counts = value.new_tensor([[len(a.vertices), 1], [len(b.vertices), 1], [len(a.edges), len(b.edges)]])
             counts = value.new_tensor([[1, 1], [0, 0], [0, 0]]) if smooth else counts
-            kind = value[..., 0]
+            kind = torch.where(value[..., 0] >= BOUNCING, value[..., 0] - BOUNCING, value[..., 0])
             valid = (kind >= NOTHING) & (kind <= CROSSING) & (value == value.round()).all(-1)
             places = counts[torch.where(valid, kind, 0.0).long().clamp_min(0)]
             inside = ((value[..., 1:] >= 0) & (value[..., 1:] < places)).all(-1) | (kind == NOTHING)
@@ -135,6 +140,16 @@ class NearContact(NonlinearContact):
 
     def touch(self, motions: tuple[Motion, ...]) -> Touch:
         return Contact.touch(self, motions)._replace(weight=self.near(tuple(motion.next for motion in motions)).weight)
+
+    def _arrival(self, motions: tuple[Motion, ...], timestep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        now = self.near(tuple(motion.pose for motion in motions)).line
+        before = self.near(tuple(previous_pose(motion.pose, motion.incoming, timestep) for motion in motions)).line
+        return self.term[..., 0] >= BOUNCING, now, before
+
+    def _rebound(self, motions: tuple[Motion, ...], touch: Touch, timestep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        bounces, rebound, instant = super()._rebound(motions, touch, timestep)
+        assert touch.weight is not None
+        return bounces, touch.weight * rebound + (1 - touch.weight) * (2 * REACH), instant
 
     def world_impulse(self, impulse: Tensor, *poses: Pose) -> Tensor:
         lead = impulse.shape[:-1]

@@ -63,8 +63,7 @@ class NearRule:
         """The slots of a pair by name; None where a shape has no core, or the model of contact is another.
 
         Args:
-            label: before "_near0". linked: whether joints connect the bodies. model, arguments: of contacts in closed form. Laws that near
-                contacts do not have are left out.
+            label: before "_near0". linked: whether joints connect the bodies. model, arguments: of contacts in closed form.
         """
         if model not in (NonlinearContact, ImpactContact):
             return None
@@ -79,11 +78,6 @@ class NearRule:
             slots = near_slots(body, p, other, q, self.slots or slots_of(p, q, linked), **laws)
             result |= {f"{label}{f'_{i}_{j}' if several else ''}_near{k}": contact for k, contact in enumerate(slots)}
         return result
-
-    @staticmethod
-    def lost(arguments: dict[str, Any]) -> list[str]:
-        """Names of the laws that near contacts leave out."""
-        return [name for name in arguments if name not in (*NearContact.laws, "friction") and arguments[name] is not None]
 
     def core(self, shape: Shape, name: str) -> Polytope | None:
         """The core of a shape; None if it is flat, has batch dimensions, or numbers that require grad, which a core does not have."""

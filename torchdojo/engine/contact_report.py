@@ -15,15 +15,13 @@ from torchdojo.elements.together import ContactsOfAKind, contacts_by_kind
 from torchdojo.engine.backends import Backends
 from torchdojo.engine.near_gaps import terms_at
 from torchdojo.engine.periods import check_repeat
-from torchdojo.geometry.near_terms import REACH
+from torchdojo.geometry.near_terms import OUTSIDE, REACH
 from torchdojo.parameters import broadcast_shapes, transforming
 from torchdojo.solver.options import SolverOptions
 from torchdojo.state.layout import split_state, with_world
 from torchdojo.structure import Structure
 
 __all__ = ["ContactReport", "TouchingPair", "contact_report", "pair_of"]
-
-OUTSIDE = 1.5  # times κ over twice the reach, the impulse of a slot without a term: an impulse above it acts within the reach
 
 
 class TouchingPair(NamedTuple):

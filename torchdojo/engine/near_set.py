@@ -21,6 +21,7 @@ from torchdojo.dynamics.system import select_rows
 from torchdojo.elements.joints import Floating
 from torchdojo.engine.backend import Backend, Trajectory
 from torchdojo.engine.kernel import Kernel
+from torchdojo.engine.near_bounces import Bounces
 from torchdojo.engine.near_memory import NearMemory
 from torchdojo.engine.near_overlap import pierced
 from torchdojo.engine.near_slots import (
@@ -32,8 +33,8 @@ from torchdojo.engine.near_slots import (
     near_pairs,
     present,
     put,
+    reach_of_step,
     search_in_torch,
-    travel,
     warn_of_overflow,
 )  # fmt: skip
 from torchdojo.engine.reference import Reference
@@ -121,6 +122,7 @@ class NearSteps(Backend):
             attempts=Attempts.FIRST,
         )
         self._chosen: list[Tensor] = []  # terms (N, K, 3) of each pair, in the present step
+        self._bounces = Bounces(structure, pairs, torch.Size((0,)))
         self._taken: list[_Taken] | None = None  # the parts of steps that are taken now, in their order, where they are wanted
 
     def step(self, given: StepInputs) -> StepOutput:
@@ -199,6 +201,7 @@ class NearSteps(Backend):
         """`step` by calls of another backend."""
         lead, halvings = given.z.shape[:-1], self.request.options.max_halvings
         self._chosen = [present(pair, lead).clone() for pair in self.pairs]
+        self._bounces = Bounces(self.structure, self.pairs, lead)
         part = _Part(lead, torch.arange(lead.numel()), 1.0, torch.full((lead.numel(),), self._budget))
         out = self._part(part, given, halvings)
         if self.request.raises_invalid and bool((out.status == int(Status.INVALID_INPUT)).any()):
@@ -223,8 +226,8 @@ class NearSteps(Backend):
             failed &= out.iterations.reshape(-1) < part.most
         if self._taken is not None:
             good = (out.status == int(Status.SUCCESS)).nonzero().squeeze(-1)
-            record = part.at(good), _rows(given, good), out.solution[good].detach(), [terms.clone() for terms in self._chosen]
-            self._taken.append(_Taken(*record))
+            terms = [own.clone() for own in self._bounces.flagged(self._chosen)]
+            self._taken.append(_Taken(part.at(good), _rows(given, good), out.solution[good].detach(), terms))
         if not halvings or not bool(failed.any()) or not self._has_parts():
             return out
         index, lead, n = failed.nonzero().squeeze(-1), given.z.shape[:-1], len(part.rows)
@@ -232,8 +235,7 @@ class NearSteps(Backend):
         most = torch.full_like(made, self._budget_of_halves) if part.share == 1 else part.most[index] - made
         both = self._halves(part.at(index)._replace(most=most), _rows(given, index), halvings - 1)
         both = both._replace(iterations=made + both.iterations)
-        for pair, terms in zip(self.pairs, self._chosen, strict=True):
-            put(pair, terms.reshape(*part.lead, *terms.shape[1:]), 1.0)
+        self._put(part.lead, self._chosen, 1.0)
         flat = (t.reshape(n, *t.shape[len(lead) :]).index_copy(0, index, new) for t, new in zip(out, both, strict=True))
         return StepOutput(*(t.reshape((*lead, *t.shape[1:])) for t in flat))
 
@@ -247,8 +249,10 @@ class NearSteps(Backend):
         good = (first.status == int(Status.SUCCESS)).nonzero().squeeze(-1)
         if not len(good):
             return first
+        acted = [terms[half.rows[good]] for terms in self._chosen]
         rest = half.at(good)._replace(most=half.most[good] - first.iterations[good])
         second = self._part(rest, _rows(given._replace(z=first.z), good)._replace(warm=first.solution[good]), halvings)
+        self._bounces.keep_acting(rest.rows, acted, first.impulses[good].detach(), self._chosen, self.request.options.kappa)
         solved = second.status == int(Status.SUCCESS)
         return StepOutput(
             first.z.index_copy(0, good, torch.where(solved[:, None], second.z, z[good].detach())),
@@ -264,10 +268,11 @@ class NearSteps(Backend):
         z = given.z
         lead, flat = z.shape[:-1], z.detach().reshape(-1, z.shape[-1])
         timestep = part.share * part.of(self.structure.timestep.detach(), 0).expand(len(flat))
-        nearest = [self._search(pair, flat, REACH + travel(pair, flat, timestep))[0] for pair in self.pairs]
+        nearest = [self._search(pair, flat, reach_of_step(pair, flat, timestep))[0] for pair in self.pairs]
         chosen = [begin(previous[part.rows], new, given.warm is None) for previous, new in zip(self._chosen, nearest, strict=True)]
+        self._bounces.forget(part.rows)
         fresh, cold, bad = given.warm is None, given.warm is None, torch.ones(len(flat), dtype=torch.bool)
-        restarted, overflow, made = False, torch.zeros_like(bad), torch.zeros(len(flat), dtype=torch.int64)
+        restarted, bounced, overflow, made = False, False, torch.zeros_like(bad), torch.zeros(len(flat), dtype=torch.int64)
         for _ in range(PASSES):
             if cold:
                 # Without a start, impulses begin at gaps wider than the reach, where they would act on nothing.
@@ -290,7 +295,15 @@ class NearSteps(Backend):
             lacks = self._complete(out, chosen, overflow)
             bad = lacks | through | (unsound & self._free(given))
             if not bool((lacks & (made < part.most)).any()):
-                break
+                if bounced:
+                    break
+                # The step is solved once more, with the law of restitution for terms that bear an impact.
+                bounced = True
+                impact = self._bounces.begin(part.rows, out.impulses.detach().reshape(len(flat), -1), chosen, flat, timestep)
+                impact &= solved & ~bad
+                bad |= impact
+                if not bool((impact & (made < part.most)).any()):
+                    break
             cold, given = False, given._replace(warm=out.solution.detach())
         for kept, terms in zip(self._chosen, chosen, strict=True):
             kept[part.rows] = terms
@@ -301,6 +314,11 @@ class NearSteps(Backend):
         kept_z, none = torch.where(failed[..., None], z.detach(), out.z), torch.where(failed[..., None], 0.0, out.impulses)
         late = torch.where(failed, int(Status.MAX_ITERATIONS), int(Status.SUCCESS)).to(out.status)
         return out._replace(z=kept_z, impulses=none, status=torch.maximum(out.status, late)), overflow
+
+    def _put(self, lead: torch.Size, terms: list[Tensor], fading: float) -> None:
+        """Give all slots of the batch these terms (N, K, 3), in which those that bounce say so."""
+        for pair, own in zip(self.pairs, self._bounces.flagged(terms), strict=True):
+            put(pair, own.reshape(*lead, *own.shape[1:]), fading)
 
     def _of_terms(self, impulses: Tensor, chosen: list[Tensor]) -> Tensor:
         """The impulses (..., ni), with zeros for empty slots, which act on nothing."""
@@ -359,8 +377,7 @@ class NearSteps(Backend):
             with torch.set_grad_enabled(torch.is_grad_enabled() and fading > 0):
                 return self._of_part(part, terms, fading).step(given)
         lead = given.z.shape[:-1]
-        for pair, terms_of_pair in zip(self.pairs, chosen, strict=True):
-            put(pair, terms_of_pair.reshape(*lead, *terms_of_pair.shape[1:]), fading)
+        self._put(lead, chosen, fading)
         with torch.set_grad_enabled(torch.is_grad_enabled() and fading > 0):
             out = self._select(self._whole if fading else self._start).step(given)
         if out.z.shape != given.z.shape:
@@ -372,8 +389,7 @@ class NearSteps(Backend):
 
     def _of_part(self, part: _Part, terms: list[Tensor], fading: float) -> Backend:
         """The backend that takes steps of a part, where the slots of the batch have these terms (N, K, 3)."""
-        for pair, pair_terms in zip(self.pairs, terms, strict=True):
-            put(pair, pair_terms.reshape(*part.lead, *pair_terms.shape[1:]), fading)
+        self._put(part.lead, terms, fading)
         request = self._whole if fading else self._start
         backend = self._select(request)
         system = backend.system if isinstance(backend, Reference) else backend.program.system  # type: ignore[union-attr]
@@ -421,9 +437,11 @@ class NearSteps(Backend):
         kept = [slot.term for slot in slots]
         part = _Part(lead, split, 1.0, torch.full((len(split),), self._budget_of_halves))
         self._chosen, self._taken = [NONE.expand(n, len(pair.slots), 3).clone() for pair in self.pairs], []
+        self._bounces = Bounces(self.structure, self.pairs, lead)
         inputs = _rows(given, split)
         self._halves(part, inputs, self.request.options.max_halvings - 1)
         records, self._taken = self._taken, None
+        self._bounces.forget()  # the terms that were taken say it themselves
         size, place = TANGENT_SIZE * len(self.structure.named_bodies()), torch.zeros(n, dtype=torch.int64)
         place[split] = torch.arange(len(split))
         chained = inputs.z.new_zeros(len(split), size, size + inputs.u.shape[-1])

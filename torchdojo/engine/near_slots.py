@@ -8,8 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from torchdojo.elements.contact import RESTING_ACCELERATION
 from torchdojo.elements.near_contact import NearContact
-from torchdojo.geometry.near_terms import CROSSING, NOTHING, REACH, all_terms, near_term
+from torchdojo.geometry.near_terms import BOUNCING, CROSSING, NOTHING, REACH, all_terms, near_term
 from torchdojo.geometry.polytopes import Polytope
 from torchdojo.parameters import warn_user
 from torchdojo.quaternion import rotate
@@ -17,7 +18,8 @@ from torchdojo.state.layout import STATE_SIZE
 from torchdojo.structure import Structure
 
 __all__ = [
-    "NONE", "Balls", "NearPair", "begin", "keys", "merge", "near_pairs", "present", "put", "search_in_torch", "travel", "warn_of_overflow",
+    "NONE", "Balls", "NearPair", "begin", "keys", "merge", "near_pairs", "present", "put", "reach_of_step", "search_in_torch",
+    "warn_of_overflow",
 ]  # fmt: skip
 
 BASE = 1 << 20  # more than a shape has features
@@ -86,11 +88,13 @@ def warn_of_overflow(pair: NearPair, most: int) -> None:
 
 
 def present(pair: NearPair, lead: torch.Size) -> Tensor:
-    """The terms that the slots have, (N, K, 3); none where they belong to another batch."""
+    """The terms that the slots have, (N, K, 3), none of which bounces; none where they belong to another batch."""
     terms = [slot.term.detach() for slot in pair.slots]
     if any(term.shape[:-1] != lead for term in terms):
         return NONE.expand(lead.numel(), len(terms), 3)
-    return torch.stack([term.reshape(-1, 3) for term in terms], 1)
+    result = torch.stack([term.reshape(-1, 3) for term in terms], 1)
+    result[..., 0] -= BOUNCING * (result[..., 0] >= BOUNCING)
+    return result
 
 
 def put(pair: NearPair, terms: Tensor, fading: float) -> None:
@@ -102,7 +106,15 @@ def put(pair: NearPair, terms: Tensor, fading: float) -> None:
             slot.fading = torch.tensor(fading, dtype=torch.float64)
 
 
-def travel(pair: NearPair, z: Tensor, timestep: Tensor) -> Tensor:
+def reach_of_step(pair: NearPair, z: Tensor, timestep: Tensor) -> Tensor:
+    """Gap (N,) [m] at the start of a step below which places of the pair may touch in it, at the speeds before it."""
+    way = _travel(pair, z, timestep)
+    if not any("restitution" in slot.fields for slot in pair.slots):
+        return REACH + way
+    return (RESTING_ACCELERATION * timestep.detach() ** 2).clamp_min(REACH) + way  # bodies bounce from here on (`arrives`)
+
+
+def _travel(pair: NearPair, z: Tensor, timestep: Tensor) -> Tensor:
     """Largest way by which points of the pair come nearer in a step (N,) [m], at the speeds before it."""
     velocity, way = torch.zeros(len(z), 3, dtype=torch.float64), torch.zeros(len(z), dtype=torch.float64)
     for body, shape, sign in zip(pair.bodies, pair.slots[0].shapes, (1, -1), strict=True):

@@ -35,6 +35,9 @@ PASSES = 8  # solves of a step at most, with terms that the one before has found
 HALVES = 3  # multiple of `max_total_iterations` after which no half of a step begins. With 8, links held in each other took 4 s a step
 LOOKS = 8  # poses of a pair at most at which a step looks for overlaps, the last one included
 NOTHING, CORNER, OTHER_CORNER, CROSSING = -1, 0, 1, 2  # kinds of terms
+BEARING = 1e-2  # share of the largest impulse of a pair from which on a term bears an impact
+OUTSIDE = 1.5  # times κ over twice the reach, the impulse of a slot without a term: an impulse above it acts within the reach
+BOUNCING = 4  # added to the kind of a term that bounces in this step (near_contact.py): its impulse does not fade
 
 
 class Term(NamedTuple):
@@ -80,6 +83,8 @@ def near_term(
     """
     lead = broadcast_shapes(term.shape[:-1], pose_a[0].shape[:-1], pose_b[0].shape[:-1])
     kind, first, second = term.expand(*lead, 3).long().unbind(-1)
+    bounces = kind >= BOUNCING
+    kind, fading = torch.where(bounces, kind - BOUNCING, kind), torch.as_tensor(fading) & ~bounces
     if a.semi_axes is not None or b.semi_axes is not None:
         return _faded(_smooth(a, b, pose_a, pose_b, kind == CORNER), fading)
     corner = _corner(a, b, pose_a, pose_b, first.clamp_max(len(a.vertices) - 1), kind == CORNER)
@@ -92,8 +97,8 @@ def near_term(
     return _faded(result, fading)
 
 
-def _faded(term: Term, fading: bool | Tensor) -> Term:
-    return term._replace(weight=term.weight * torch.where(torch.as_tensor(fading), fade(2 * term.gap / REACH - 1), 1.0))
+def _faded(term: Term, fading: Tensor) -> Term:
+    return term._replace(weight=term.weight * torch.where(fading, fade(2 * term.gap / REACH - 1), 1.0))
 
 
 def _choose(condition: Tensor, first: Term, second: Term) -> Term:

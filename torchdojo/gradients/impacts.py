@@ -39,6 +39,7 @@ from torchdojo.dynamics.residual import StepProblem, add_blocks
 from torchdojo.dynamics.system import Group, System
 from torchdojo.elements.contact import Contact
 from torchdojo.elements.element import Twist
+from torchdojo.geometry.near_terms import NOTHING
 from torchdojo.gradients.hard_limit import hard_options
 from torchdojo.solver.interior_point import solve_step
 from torchdojo.solver.options import OnFailure, SolverOptions, Status
@@ -212,9 +213,13 @@ def _rates(
     hit = {bounce.number: bounce.weight > 0 for bounce in contacts}
     for number, group in enumerate(problem.system.groups):
         if issubclass(group.cls, Contact):
-            place = places[number]["radius"]
             keeps = _presses(problem, w, number) & ~hit.get(number, torch.zeros_like(w[:, :1], dtype=torch.bool))
-            parameters[place] = parameters[place] - FAR * ~keeps
+            if "term" in places[number]:  # of near contacts, whose slots are empty where they must not touch
+                place, empty = places[number]["term"], w.new_tensor((float(NOTHING), 0.0, 0.0))
+                parameters[place] = torch.where(keeps[..., None], parameters[place], empty)
+            else:
+                place = places[number]["radius"]
+                parameters[place] = parameters[place] - FAR * ~keeps
 
     def rate(z: Tensor, back: Tensor) -> Tensor:
         solution = solve(problem.replace(parameters=parameters, z=z), None, hard)

@@ -79,7 +79,6 @@ def pair_contacts(
     without: dict[str, list[str]] = {}
     points: dict[str, list[str]] = {}
     near: dict[str, list[str]] = {}
-    lost: dict[str, list[str]] = {}
     for label, info in moving.items():
         coefficient = info.friction if info.friction is None or friction is None else friction
         model = ImpactContact if coefficient is None else NonlinearContact
@@ -95,8 +94,6 @@ def pair_contacts(
             points.setdefault(kinds, []).append("-".join(info.names))
         if touching.near:
             near.setdefault(kinds, []).append("-".join(info.names))
-            for law in rule.lost(arguments):
-                lost.setdefault(law.replace("_", " "), []).append("-".join(info.names))
         start = len(f"{info.body}_{info.other or 'world'}")
         for name, contact in touching.contacts.items():
             if info.other is None:
@@ -108,9 +105,6 @@ def pair_contacts(
             result[name] = contact
     for kinds, names in near.items():
         findings.add("used", BETWEEN, dict.fromkeys(names), f"near contacts of shapes of the kinds {kinds}", "none")
-    for law, names in lost.items():
-        reason = "near contacts leave their reach within a bounce and have no such law; near=False keeps it in closed forms"
-        findings.add("ignored", law, dict.fromkeys(names), reason)
     if rule.simplified:
         most = 1e3 * max(rule.simplified.values())
         reason = (

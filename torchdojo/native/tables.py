@@ -467,7 +467,10 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
     },
     "constant::near_terms": {
         **dict(zip(("parallel_low", "parallel_high", "cone_low", "cone_high"), (*near_terms.PARALLEL, *near_terms.CONE), strict=True)),
-        **{name: getattr(near_terms, name.upper()) for name in ("reach", "ends", "past", "passes", "halves", "looks")},
+        **{
+            name: getattr(near_terms, name.upper())
+            for name in ("reach", "ends", "past", "passes", "halves", "looks", "bouncing", "bearing", "outside")
+        },
     },
     "constant::near_ellipsoids": {name: getattr(near_ellipsoids, name.upper()) for name in ("touching", "scales", "settling")},
     "geometry": {

@@ -37,7 +37,7 @@ from torchdojo.io.robot import (
 )
 from torchdojo.io.urdf.parse import JOINT_TYPES, Collision, ParsedUrdf, UrdfJoint, parse_urdf
 from torchdojo.io.urdf.srdf import read_srdf
-from torchdojo.io.urdf.surfaces import Surface
+from torchdojo.io.urdf.surfaces import Surface, laws_between
 from torchdojo.io.urdf.tree import FloatingBase, Tree
 from torchdojo.io.urdf.visuals import place_visuals
 from torchdojo.quaternion import from_rotation_matrix
@@ -302,7 +302,7 @@ def _pairs(
         link = links[id(shape)]
         number[link] = number.get(link, -1) + 1
         labels.append(f"{link}_{number[link]}")
-    result, extra, left = {}, [], []
+    result, left = {}, []
     for (i, (body, shape)), (j, (other, its_shape)) in combinations(enumerate(solids), 2):
         if body is None or body == other or frozenset((body, other)) in neighbors:
             continue
@@ -311,12 +311,10 @@ def _pairs(
             continue
         both = [surfaces.get(links[id(one)], Surface()) for one in (shape, its_shape)]
         given = [surface.friction for surface in both if surface.friction is not None]
-        extra += [links[id(one)] for one, surface in zip((shape, its_shape), both, strict=True) if surface.options]
         friction = float(np.prod(given)) if given else FRICTION  # Bullet's product
-        result[f"{labels[i]}_{labels[j]}"] = PairInfo(body, shape, other, its_shape, friction, surface=links[id(its_shape)])
-    reason = "between bodies, friction alone acts: no restitution, stiffness, torsional or rolling friction"
+        laws = laws_between(*both, default=FRICTION)
+        result[f"{labels[i]}_{labels[j]}"] = PairInfo(body, shape, other, its_shape, friction, laws, links[id(its_shape)])
     notes.add("used", "<disable_collisions>", dict.fromkeys(left), "the SRDF says that these links do not touch", "none")
-    notes.add("ignored", "laws of <contact>", dict.fromkeys(extra), reason)
     return result
 
 

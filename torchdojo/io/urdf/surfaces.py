@@ -13,7 +13,7 @@ from xml.etree.ElementTree import Element
 from torchdojo.io.report import Findings
 from torchdojo.io.robot import clean_name
 
-__all__ = ["Surface", "read_surfaces"]
+__all__ = ["Surface", "laws_between", "read_surfaces"]
 
 #: child of ``<contact>`` -> keyword of a contact, or of `Surface`; Bullet's coefficients of rolling and spinning are lengths, as ours [m]
 BULLET = {
@@ -40,6 +40,27 @@ class Surface:
     friction: float | None = None  #: coefficient; None: the file has none
     options: dict[str, float] = field(default_factory=dict)  #: laws of the contacts
     inertia_scaling: float = 1.0  #: Bullet multiplies the inertia of the link by it
+
+
+def laws_between(one: Surface, other: Surface, *, default: float) -> dict[str, float]:
+    """Laws of the contacts of two links, as Bullet combines their numbers. Restitution and compliance do not go together: it yields.
+
+    Restitutions are multiplied, a coefficient of rolling or spinning belongs to the friction of the other link, springs are in series, and
+    dampers add up.
+
+    Args:
+        default: friction of a link of which the file says nothing.
+    """
+    laws: dict[str, float] = {}
+    friction = [default if surface.friction is None else surface.friction for surface in (one, other)]
+    for name in ("torsional_friction", "rolling_friction"):
+        laws[name] = one.options.get(name, 0.0) * friction[1] + other.options.get(name, 0.0) * friction[0]
+    yielding = [1 / surface.options["stiffness"] for surface in (one, other) if "stiffness" in surface.options]
+    if yielding:
+        laws["stiffness"], laws["damping"] = 1 / sum(yielding), sum(surface.options.get("damping", 0.0) for surface in (one, other))
+    else:
+        laws["restitution"] = one.options.get("restitution", 0.0) * other.options.get("restitution", 0.0)
+    return {name: value for name, value in laws.items() if value > 0}
 
 
 def read_surfaces(root: Element, findings: Findings) -> dict[str, Surface]:
@@ -72,8 +93,10 @@ def _read_contact(contact: Element, link: str, surfaces: dict[str, Surface], fin
     surface.inertia_scaling = given.pop("inertia_scaling", 1.0)
     if "stiffness" not in given and given.pop("damping", 0.0):
         findings.add("ignored", "<damping>", link, "a hard contact has no damping; <stiffness> would make it compliant", "structure")
-    if "stiffness" in given and given.pop("restitution", 0.0):
-        findings.add("ignored", "<restitution>", link, "a compliant contact bounces by its stiffness")
+    if "stiffness" in given:
+        given.setdefault("damping", 0.0)
+        if given.pop("restitution", 0.0):
+            findings.add("ignored", "<restitution>", link, "a compliant contact bounces by its stiffness")
     if given.get("restitution", 0.0) > 1.0:
         findings.add("approximated", "<restitution>", link, f"{given['restitution']:g} would add energy: it is 1 here")
         given["restitution"] = 1.0

@@ -3,7 +3,7 @@
 // The call keeps the terms, states and solutions of all steps, but not the parts of steps in halves, which are solved once more.
 #pragma once
 
-#include "abi/near_steps.hpp"
+#include "abi/near_impacts.hpp"
 
 namespace torchdojo {
 

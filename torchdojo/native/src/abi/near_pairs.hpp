@@ -18,6 +18,7 @@ struct NearPairs {
         const Polytope *cores[2];
         double extent[2];  // radii of balls about the origins of the bodies that hold the shapes
         double thickness;  // the sum of both
+        bool bounces;      // whether some slot has restitution
     };
     struct Shape {
         int32_t body;
@@ -26,6 +27,10 @@ struct NearPairs {
     };
     std::vector<Pair> pairs;    // in the order of their first contacts
     std::vector<int32_t> term;  // place of each slot's term among the parameters. Slots of a pair follow one another
+    std::vector<int32_t> owner;  // pair of each slot
+    std::vector<int32_t> impulse, output;  // places of each slot's normal impulse in a solution, and among the impulses of a step
+    std::vector<char> bounces;   // whether each slot has restitution
+    bool any_bounces = false;
     std::vector<int32_t> place;  // number of each slot among the near contacts as declared
     std::vector<Shape> shapes;  // shapes of the pairs, each once
     struct Run {
@@ -54,7 +59,8 @@ struct NearPairs {
                                  0,
                                  {pair.cores[0], pair.cores[1]},
                                  {pair.cores[0]->extent + pair.cores[0]->radius, pair.cores[1]->extent + pair.cores[1]->radius},
-                                 0.0});
+                                 0.0,
+                                 false});
             }
             members[entry->second].push_back(int(k));
         }
@@ -64,6 +70,12 @@ struct NearPairs {
             for (const int k : members[p]) {
                 term.push_back(m.pairs[slots[k]->pair].shape_a);
                 place.push_back(k);
+                owner.push_back(int32_t(p));
+                impulse.push_back(slots[k]->impulse);
+                output.push_back(int32_t(std::find(m.impulses.begin(), m.impulses.end(), slots[k]->impulse) - m.impulses.begin()));
+                bounces.push_back(slots[k]->restitution >= 0);
+                pairs[p].bounces |= slots[k]->restitution >= 0;
+                any_bounces |= pairs[p].bounces;
             }
             const int32_t a = number_of(pairs[p].body, pairs[p].cores[0], pairs[p].extent[0]);
             const int32_t b = number_of(pairs[p].other, pairs[p].cores[1], pairs[p].extent[1]);
@@ -89,6 +101,7 @@ public:
     std::vector<Vec3<double>> x;  // poses of bodies; the world is the last one
     std::vector<Mat3<double>> R;
     std::vector<double> moves;  // distance and angle of each body's motion in a step
+    double reach = constant::near_terms::reach;  // gap below which pairs are near
 
     BroadPhase(const NearPairs &pairs, int bodies)
         : x(bodies + 1), R(bodies + 1), moves(2 * (bodies + 1)), pairs(pairs), stride(pairs.shapes.size() + pack_lanes), ball(4 * stride),
@@ -118,7 +131,7 @@ public:
             R[i] = rotation_matrix(load4(state + 6));
         }
         // Crossings of edges may be beyond the ends of both of them.
-        constexpr double margin = 0.5 * constant::near_terms::reach + constant::near_terms::ends;
+        const double margin = 0.5 * reach + constant::near_terms::ends;
         double *bx = ball.data(), *by = bx + stride, *bz = by + stride, *radius = bz + stride;
         for (size_t i = 0; i < pairs.shapes.size(); ++i) {
             const NearPairs::Shape &shape = pairs.shapes[i];

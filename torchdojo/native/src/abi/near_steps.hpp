@@ -4,6 +4,7 @@
 // a solution, or with another one than the motion, is taken in halves, each with terms of its own.
 #pragma once
 
+#include "abi/near_bounces.hpp"
 #include "abi/near_checks.hpp"
 #include "abi/near_rows.hpp"
 
@@ -15,9 +16,10 @@ public:
     NearSteps(Handle &handle, const Options &options, const TdRollout &r, const TdNearSteps &near, int64_t first, int64_t last)
         : handle(handle), m(handle.table), pairs(handle.near), options(whole_steps(options)), of_starts(options),
           halvings(options.max_halvings), r(r), near(near), first(first), count(last - first), width(m.num_parameters + m.num_samples),
-          states(state_size * m.num_bodies), near_terms(size_t(count * pairs.size()), -1), chosen(near_terms.size()), environments(count),
-          broad(pairs, m.num_bodies), starts(size_t(count) * pairs.pairs.size()), busy(size_t(count) * marks()), compact(handle, count),
-          path(pairs, m.num_bodies), broken(count) {
+          states(state_size * m.num_bodies), bouncing(pairs.any_bounces ? size_t(count * pairs.size()) : 0, -1),
+          near_terms(size_t(count * pairs.size()), -1), chosen(near_terms.size()), environments(count), broad(pairs, m.num_bodies),
+          starts(size_t(count) * pairs.pairs.size()), busy(size_t(count) * marks()), compact(handle, count), path(pairs, m.num_bodies),
+          broken(count) {
         for (const NearPairs::Pair &pair : pairs.pairs) most = std::max(most, pair.count);
         all.resize(most);
         terms.resize(3 * most);
@@ -53,7 +55,7 @@ private:
     static constexpr int64_t base = int64_t(1) << 20;  // more than a shape has features
 
     struct Environment {
-        bool warm, cold, fresh, restarted, bad, sound, overflows, from_call;  // from_call: the call gives its start
+        bool warm, cold, fresh, restarted, bounced, bad, sound, overflows, from_call;  // from_call: the call gives its start
         int64_t made, most;  // iterations of all solves of the step, and the number after which no other solve begins
         double timestep;  // timestep of the step, or of a part of it
     };
@@ -69,6 +71,7 @@ private:
     const TdRollout &r;
     const TdNearSteps &near;
     const int64_t first, count, width, states;
+    std::vector<int64_t> bouncing;  // terms in slots that bounce
     std::vector<int64_t> all, near_terms,
         chosen;  // terms as numbers (`key`). all: terms of one pair. near_terms: near ones at the start. chosen: terms in slots
     std::vector<Environment> environments;
@@ -101,13 +104,26 @@ private:
         return t ? r.z + in_call * r.z_stride + (t - 1) * states : r.z0 + in_call * r.z0_stride;
     }
     static int64_t key(double kind, double i, double j) { return kind < 0 ? -1 : (int64_t(kind) * base + int64_t(i)) * base + int64_t(j); }
-    static int64_t key_of(const double *term) { return key(term[0], term[1], term[2]); }
+    static int64_t key_of(const double *term) {
+        constexpr int bouncing = constant::near_terms::bouncing;
+        return key(term[0] - (term[0] >= bouncing ? bouncing : 0), term[1], term[2]);
+    }
     static int kind_of(int64_t key) { return key < 0 ? -1 : int(key / (base * base)); }
     static void put_term(int64_t key, double *to) {
         to[0] = double(kind_of(key));
         to[1] = key < 0 ? 0.0 : double(key / base % base);
         to[2] = key < 0 ? 0.0 : double(key % base);
     }
+    // The term of slot k. Terms that bounce say so.
+    void put_slot(int64_t n, int64_t k, double *to) const {
+        const int64_t key = chosen[n * pairs.size() + k];
+        put_term(key, to);
+        if (key < 0 || !pairs.bounces[k]) return;
+        const NearPairs::Pair &pair = pairs.pairs[pairs.owner[k]];
+        if (has(&bouncing[n * pairs.size() + pair.first], pair.count, key)) to[0] += constant::near_terms::bouncing;
+    }
+    bool begin_to_bounce(int64_t n);  // near_impacts.hpp
+    void keep_acting(int64_t n, const std::vector<int64_t> &first_terms, const std::vector<double> &first_sum);
     size_t marks() const { return BroadPhase::padded(pairs.pairs.size()); }
     // Marks a pair with terms, near ones or in slots.
     void mark(int64_t n, int64_t pair) {
@@ -150,7 +166,8 @@ private:
         for (const int64_t n : active) {
             Environment &environment = environments[n];
             environment.cold = environment.fresh = !environment.warm;
-            environment.restarted = environment.overflows = false;
+            environment.restarted = environment.bounced = environment.overflows = false;
+            if (pairs.any_bounces) std::fill_n(&bouncing[n * pairs.size()], pairs.size(), -1);
             environment.bad = true;
             int64_t *near_keys = &near_terms[n * pairs.size()], *slots = &chosen[n * pairs.size()];
             search(n, &from[n * states], true, [&](const NearPairs::Pair &pair, int64_t terms_found) {
@@ -180,7 +197,8 @@ private:
         if (depth == halvings || environment.overflows || (depth && environment.made >= environment.most)) return false;
         if (!depth) environment.most = environment.made + constant::near_terms::halves * options.max_total_iterations;
         const std::vector<double> start(&from[n * states], &from[n * states] + states);
-        std::vector<double> sum(m.num_impulses);
+        std::vector<double> sum(m.num_impulses), first_sum;
+        std::vector<int64_t> first_terms;
         const double whole = environment.timestep;
         environment.timestep = 0.5 * whole;
         std::fill_n(&chosen[n * pairs.size()], pairs.size(), -1);
@@ -198,6 +216,9 @@ private:
             solved = !environment.bad || halve(n, t, depth + 1, parts);
             num_steps += substeps[n];
             for (int64_t k = 0; k < m.num_impulses; ++k) sum[k] += impulses_of(n, t)[k];
+            if (half && pairs.any_bounces) keep_acting(n, first_terms, first_sum);
+            first_terms.assign(&chosen[n * pairs.size()], &chosen[n * pairs.size()] + pairs.size());
+            first_sum = sum;
             std::copy_n(&z[n * states], states, &from[n * states]);
             environment.warm = true;
         }
@@ -214,7 +235,7 @@ private:
         std::vector<double> result(row(n), row(n) + width);
         result[parameter::timestep] = environments[n].timestep;
         for (int64_t k = 0; k < pairs.size(); ++k) {
-            put_term(chosen[n * pairs.size() + k], &result[pairs.term[k]]);
+            put_slot(n, k, &result[pairs.term[k]]);
             result[pairs.term[k] + parameter::slot::fading] = 1.0;
         }
         return result;
@@ -263,6 +284,7 @@ private:
         });
         environment.bad = !solved || lacks || overflows || pierced || (!environment.sound && free);
         environment.overflows = overflows;
+        if (!environment.bad && begin_to_bounce(n)) environment.bad = lacks = true;  // solved once more, with the law of restitution
         if (!lacks || overflows) return false;
         environment.cold = false;
         return true;
@@ -284,7 +306,7 @@ private:
         environment.warm = true;
         if (near.stored == 1 && t + 1 < r.steps) return;
         double *to = near.terms + (in_call * near.stored + (near.stored > 1 ? t : 0)) * 3 * pairs.size();
-        for (int64_t k = 0; k < pairs.size(); ++k) put_term(chosen[n * pairs.size() + k], to + 3 * pairs.place[k]);
+        for (int64_t k = 0; k < pairs.size(); ++k) put_slot(n, k, to + 3 * pairs.place[k]);
     }
 
     // Slots with numbers that are not finite count as slots with terms.
@@ -341,7 +363,7 @@ private:
             const int64_t n = which[i], in_call = first + n;
             compact.arrange(n);
             compact.gather_parameters(row(n), &some_rows[i * part_width], [&](int32_t rank, double *term) {
-                put_term(chosen[n * pairs.size() + handle.near_of[rank]], term);
+                put_slot(n, handle.near_of[rank], term);
                 term[parameter::slot::fading] = fading;
             });
             some_rows[i * part_width + parameter::timestep] = environments[n].timestep;
@@ -400,6 +422,7 @@ private:
     template <class F>
     void search(int64_t n, const double *state, bool travels, F &&f) {
         const double h = travels ? environments[n].timestep : 0.0;
+        broad.reach = reach_at_rest(pairs.any_bounces, h);
         broad.place(state, h);
         NearStart *start = &starts[n * pairs.pairs.size()];
         broad.each(travels ? &busy[n * marks()] : nullptr, [&](size_t k) {
@@ -412,7 +435,7 @@ private:
                 const Vec3<double> other = fixed ? still : load3(state + state_size * pair.other + 3);
                 const Vec3<double> speed = load3(state + state_size * pair.body + 3) - other;
                 const double turns = pair.extent[0] * broad.moves[2 * pair.body + 1] + pair.extent[1] * broad.moves[2 * pair.other + 1];
-                const double reach = constant::near_terms::reach + (travels ? h * std::sqrt(dot(speed, speed)) + turns : 0.0);
+                const double reach = reach_at_rest(pair.bounces, h) + (travels ? h * std::sqrt(dot(speed, speed)) + turns : 0.0);
                 terms_found = near_search(*pair.cores[0], *pair.cores[1], x, R, reach, pair.count, terms.data(), gaps.data(), start[k]);
             }
             f(pair, terms_found);

@@ -111,6 +111,7 @@ struct LawData : Overlap<T> {
     bool overlaps = false;  // whether a law of overlap acts in some lane: only then are the numbers of `Overlap` and distance_row of use
     T distance_row[12];  // derivative of φ by the current poses (x, φ of the body, then of the other)
     Mask<T> bounces, bouncing;  // whether the contact has restitution, and whether Newton's law rules the gap in this step
+    T share;  // weight of Newton's law in the gap: below 1 where it belongs to a crossing of edges that counts in part
     Vec3<T> incoming, spin;  // velocity, and angular velocity in the world frame, that led here
 };
 

@@ -90,14 +90,21 @@ struct Restitution {
         const T zero{}, one = broadcast<T>(1.0);
         if (!acts(contact)) return {zero, zero, one};
         const Mask<T> &bouncing = problem.laws[contact.law].bouncing;
-        return {select(bouncing, problem.timestep(), zero), problem.parameters[contact.restitution], select(bouncing, zero, one)};
+        return {select(bouncing, problem.timestep() * problem.laws[contact.law].share, zero), problem.parameters[contact.restitution],
+                select(bouncing, zero, one)};
     }
 
-    // Stores the velocities that led here, and whether the bodies approach by more than bodies at rest may within a step.
+    // Stores the velocities that led here, and whether the bodies approach by more than bodies at rest may within a step. Terms of polytopes
+    // say that themselves.
     template <class Distance>
     static void prepare(Problem<T> &problem, const ContactTable &contact, int other, const Distance &distance) {
         const T h = problem.timestep();
         LawData<T> &law = problem.laws[contact.law];
+        law.share = broadcast<T>(1.0);
+        if (contact.pair >= 0 && problem.mechanism.pairs[contact.pair].cores[0]) {
+            law.bounces = problem.parameters[problem.mechanism.pairs[contact.pair].shape_a] >= broadcast<T>(constant::near_terms::bouncing);
+            return;
+        }
         const int bodies[2] = {contact.body, other};
         BodyPose<T> before[2];
         for (const int i : {0, 1}) {

@@ -88,7 +88,8 @@ geometry::Witness<S> slot(const PairTable &pair, const Vec3<S> &xa, const Mat3<S
     geometry::Witness<S> result;
     for (int lane = 0; lane < lanes<T>; ++lane) {
         const auto number = [&](int k) { return get(value(numbers[k]), lane); };
-        const int term[3] = {int(number(0)), int(number(1)), int(number(2))};
+        const bool bounces = number(0) >= constant::near_terms::bouncing;
+        const int term[3] = {int(number(0)) - (bounces ? constant::near_terms::bouncing : 0), int(number(1)), int(number(2))};
         if (term[0] < 0) {
             put_lane(result.distance, lane, D(2 * constant::near_terms::reach)), put_lane(weight, lane, D(0.0));
             for (int k = 0; k < 3; ++k) {
@@ -98,7 +99,7 @@ geometry::Witness<S> slot(const PairTable &pair, const Vec3<S> &xa, const Mat3<S
             continue;
         }
         const LanePoses<D> poses = lane_poses(xa, Ra, xb, Rb, lane);
-        const bool fading = number(parameter::slot::fading) > 0;
+        const bool fading = !bounces && number(parameter::slot::fading) > 0;
         const NearTerm<D> found = near_term<D>(*pair.cores[0], *pair.cores[1], poses.x, poses.R, term, fading);
         put_lane(result.distance, lane, found.gap), put_lane(weight, lane, found.weight);
         for (int k = 0; k < 3; ++k) put_lane(result.normal[k], lane, found.normal[k]), put_lane(result.point[k], lane, found.point[k]);

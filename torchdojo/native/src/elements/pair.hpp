@@ -178,10 +178,11 @@ void add_pair_wrench(Problem<T> &problem, const ContactTable &contact, const Con
     }
 }
 
-// Newton's law of restitution in the place of the gap, in lanes in which it rules. along: the weight of the velocities' direct part.
+// Newton's law of restitution in the place of the gap, in lanes in which it rules. share: of a slot of polytopes; null: all. along: the weight
+// of the velocities' direct part.
 template <class T>
 void let_pair_bounce(Problem<T> &problem, const ContactTable &contact, const Vec3<Dual<T>> *levers, const Vec3<Dual<T>> &n,
-                     const Vec3<Dual<T>> &velocity, Dual<T> &gap, T &along) {
+                     const Vec3<Dual<T>> &velocity, const Dual<T> *share, Dual<T> &gap, T &along) {
     using S = Dual<T>;
     const int bodies[2] = {contact.body, problem.mechanism.pairs[contact.pair].other};
     Vec3<S> incoming = lift<S>(Vec3<T>{});
@@ -194,10 +195,15 @@ void let_pair_bounce(Problem<T> &problem, const ContactTable &contact, const Vec
     }
     LawData<T> &own = problem.laws[contact.law];
     const T h = problem.timestep();
-    const S law = h * dot(n, velocity + problem.parameters[contact.restitution] * incoming);
+    S law = h * dot(n, velocity + problem.parameters[contact.restitution] * incoming);
+    if (share) {
+        const S farthest = S(broadcast<T>(2 * constant::near_terms::reach));
+        law = farthest + *share * (law - farthest);
+        own.share = share->v;
+    }
     own.bouncing = select_mask(own.bounces, law.v < gap.v, Mask<T>{});
     gap = select(own.bouncing, law, gap);
-    along = select(own.bouncing, h, T{});
+    along = select(own.bouncing, h * own.share, T{});
 }
 
 template <class T>
@@ -260,7 +266,8 @@ void linearize_shapes(Problem<T> &problem, const ContactTable &contact, ContactD
     S rows[3] = {touching.distance, dot(direction[1], velocity), dot(direction[2], velocity)};
     T along[3] = {T{}, broadcast<T>(1.0), broadcast<T>(1.0)};  // weight of the velocities' direct part
     if (problem.overlaps && problem.laws[contact.law].overlaps) rows[0] = rows[0] + GapLaw<T>::shift(problem, contact, impulse[0]);
-    if (Restitution<T>::acts(contact)) let_pair_bounce(problem, contact, levers, direction[0], velocity, rows[0], along[0]);
+    if (Restitution<T>::acts(contact))
+        let_pair_bounce(problem, contact, levers, direction[0], velocity, pair.cores[0] ? &touching.weight : nullptr, rows[0], along[0]);
     out.n = value(direction[0]), out.t1 = value(direction[1]), out.t2 = value(direction[2]), out.force = value(force);
     store_pair_rows(problem, contact, data, levers, rows, along, weight);
     add_pair_wrench(problem, contact, data, impulse[0]);
