@@ -503,6 +503,7 @@ class Mechanism(TendonSpace, Sensing):
         model: Callable[..., Contact] = NonlinearContact,
         near: Near = "auto",
         slots: int | None = None,
+        pitch: float | None = None,
         **arguments: Any,
     ) -> list[str]:
         """Let bodies touch each other with their shapes, ``mech.add_contact("hand", "crate", friction=0.8)``; names of the contacts.
@@ -512,13 +513,13 @@ class Mechanism(TendonSpace, Sensing):
         Args:
             a, b: names of bodies or parts, or patterns ("robot/*_foot"); for b also a fixed shape or `td.Plane` of the world.
             model, arguments: class of the contacts, and its keywords.
-            near, slots: as in `td.combine`.
+            near, slots, pitch: as in `td.combine`.
 
         Raises:
             ValueError: unknown names, a pair of one body, bodies that touch already, shapes without contacts with each other. Nothing
                 changes then.
         """
-        made = added(self._solids(), self.named_contacts(), a, b, model, NearRule(near, slots), **arguments)
+        made = added(self._solids(), self.named_contacts(), a, b, model, NearRule(near, slots, pitch), **arguments)
         self.contacts.update(made)
         return list(made)
 

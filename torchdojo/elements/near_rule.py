@@ -13,6 +13,7 @@ from torchdojo.elements.near_contact import NearContact, check_slots, near_slots
 from torchdojo.geometry.hulls import Hull, farthest_points
 from torchdojo.geometry.polytopes import Polytope, polytope_of
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
+from torchdojo.geometry.surface_points import check_pitch
 from torchdojo.parameters import differentiated
 
 __all__ = ["Near", "NearRule"]
@@ -31,10 +32,11 @@ def pieces_of(shape: Shape) -> Sequence[Shape]:
 
 
 class NearRule:
-    """The options `near=` and `slots=` of `td.combine` and `td.load`.
+    """The options `near=`, `slots=` and `pitch=` of `td.combine`.
 
     Args:
         near: as in `Near`. slots: of each pair; None: by the shapes.
+        pitch: distance of points with which edges and faces touch height fields [m]; None: contact points alone.
 
     Attributes:
         simplified: name of a shape -> distance of its farthest corner that is left out [m].
@@ -44,11 +46,12 @@ class NearRule:
         ValueError: other values.
     """
 
-    def __init__(self, near: Near = "auto", slots: int | None = None) -> None:
+    def __init__(self, near: Near = "auto", slots: int | None = None, pitch: float | None = None) -> None:
         if near not in ("auto", True, False):
             raise ValueError(f"near: got {near!r}; allowed: 'auto' (shapes without a closed form), True (all pairs) or False (none)")
         check_slots(slots)
-        self.near, self.slots, self.many = near, slots, False
+        check_pitch(pitch)
+        self.near, self.slots, self.pitch, self.many = near, slots, pitch, False
         self.simplified: dict[str, float] = {}
         self._cores: dict[int, tuple[Shape, Polytope | None]] = {}  # with the shapes, whose ids stay theirs as long as they live
 

@@ -18,9 +18,10 @@ from torchdojo.elements.bodies import Body
 from torchdojo.elements.contacts import Contact, LinearContact
 from torchdojo.elements.joints import Fixed, Floating, Joint
 from torchdojo.elements.manifolds import SHARP, contact_manifold
-from torchdojo.elements.near_rule import NearRule
+from torchdojo.elements.near_rule import NearRule, pieces_of
 from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.shapes import Box, Capsule, Ellipsoid, Shape, Sphere
+from torchdojo.geometry.surface_points import surface_points
 from torchdojo.geometry.world import Plane, World
 from torchdojo.parameters import warn_user
 
@@ -93,7 +94,10 @@ class Made(NamedTuple):
                 "other (near contacts with model=td.NonlinearContact or td.ImpactContact, sizes without batches or gradients)"
             )
         if self.by_points:
-            said.append(f"only points of one shape, and no edges or faces, touch the other between {_listed(self.by_points)}")
+            said.append(
+                f"only points of one shape, and no edges or faces, touch the other between {_listed(self.by_points)}; on height fields, "
+                "pitch= lets edges and faces touch"
+            )
         return "; ".join(said)
 
 
@@ -332,7 +336,9 @@ def shape_contacts(
     if isinstance(b, Plane):
         return _at_points(label, body, a, model, {**arguments, "normal": b.normal, "offset": b.offset}, False)
     if isinstance(b, HeightField):
-        return _at_points(label, body, a, model, {**arguments, "other_shape": b}, not isinstance(a, Sphere))
+        if rule.pitch is None:
+            return _at_points(label, body, a, model, {**arguments, "other_shape": b}, not isinstance(a, Sphere))
+        return _on_field(label, body, a, model, {**arguments, "other_shape": b}, rule.pitch)
     # At a box's edges, normals of fast ellipsoids jump: near contacts look for nearest points anew.
     closed = isinstance(a, PAIRED) and isinstance(b, PAIRED) and {type(a), type(b)} != {Box, Ellipsoid}
     if rule.takes(a, b, closed) and (near := rule.contacts(label, body, a, other, b, linked, model, **arguments)) is not None:
@@ -368,6 +374,20 @@ def _at_points(
         return None
     points, radius = places
     return Touching({f"{label}_{k}": model(body, point=p, radius=radius, **arguments) for k, p in enumerate(points.unbind(-2))}, by_points)
+
+
+def _on_field(
+    label: str, body: str, shape: Shape, model: Callable[..., Contact], arguments: dict[str, Any], pitch: float
+) -> Touching | None:
+    """Contacts of a shape with a height field, which corners, edges and faces feel."""
+    made: dict[str, Contact] = {}
+    for piece in pieces_of(shape):
+        try:
+            points, radius = surface_points(piece, pitch)
+        except ValueError:  # no convex shape, or one that is too thin: its points, if it has some
+            return _at_points(label, body, shape, model, arguments, True)
+        made |= {f"{label}_{len(made) + k}": model(body, point=p, radius=radius, **arguments) for k, p in enumerate(points.unbind(-2))}
+    return Touching(made, isinstance(shape, Ellipsoid))
 
 
 def on_ground(there: Mapping[str, Contact], ground: HeightField) -> dict[str, Contact]:

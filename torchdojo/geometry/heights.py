@@ -104,6 +104,19 @@ class HeightField(PhysicalModule):
             torch.stack((along[..., 2, 0] / (c * c), bend_xy, bend_xy, along[..., 0, 2] / (d * d)), -1).unflatten(-1, (2, 2)),
         )
 
+    def most_bend(self) -> Tensor:
+        """A bound (...,) of the curvatures ∇∇s in all directions [1/m], wherever the place is: by second differences of the samples.
+
+        The derivatives of a B-spline are weighted means of the differences, and the weights are positive.
+        """
+        rows, columns = self.heights.shape[-2:]
+        padded = torch.nn.functional.pad(self.heights.reshape(-1, 1, rows, columns), (2, 2, 2, 2), mode="replicate")
+        padded = padded.reshape(*self.heights.shape[:-2], rows + 4, columns + 4)
+        c, d = (side[..., None, None] for side in self.cell.unbind(-1))
+        along = padded.diff(n=2, dim=-2) / (c * c), padded.diff(n=2, dim=-1) / (d * d)
+        across = padded.diff(dim=-2).diff(dim=-1) / (c * d)
+        return torch.maximum(*(bend.abs().amax((-2, -1)) for bend in along)) + across.abs().amax((-2, -1))
+
     def _along(self, place: Tensor, orders: int) -> Tensor:
         """Derivatives of the height by grid coordinates: entry k, l, below `orders`, is k times by x and l times by y."""
         grid = (place - self.origin) / self.cell

@@ -43,6 +43,7 @@ def combine(
     model: Callable[..., Contact] = NonlinearContact,
     near: Near = "auto",
     slots: int | None = None,
+    pitch: float | None = None,
     timestep: Any = None,
     gravity: Any = None,
     options: SolverOptions | None = None,
@@ -73,6 +74,9 @@ def combine(
             take those that are near. True: all pairs of shapes do, but for ellipsoids. False: none; boxes then feel points of cylinders
             and hulls alone, other shapes nothing of them. Near contacts need the CPU, and refuse `torch.func` and ``adaptive=``.
         slots: places of contact of each pair of shapes with near contacts; None: by the shapes, 8 for two bodies of one part.
+        pitch: distance of points on edges and faces of shapes that touch height fields [m], so that no peak enters between the corners:
+            by at most K (pitch²/6 + r pitch/√3) of the curvature K, `HeightField.most_bend`, and the radius r of edges, at most 1 mm. None:
+            the contact points of shapes alone. Shapes are constants then. Half of the field's cell is small enough for all surfaces.
         timestep, gravity, options: of the scene. None: those of the mechanisms, which then must have the same.
 
     Every contact costs time in every step, however far apart its bodies are. So pairs that never meet are best left out.
@@ -82,7 +86,7 @@ def combine(
             gravity or options; contacts that cannot be made; actuators with a law of their own.
         TypeError: something else than these parts.
     """
-    pieces, rule = _checked(parts, named), NearRule(near, slots)
+    pieces, rule = _checked(parts, named), NearRule(near, slots, pitch)
     mechanisms = {name: piece for name, piece in pieces.items() if isinstance(piece, Mechanism)}
     single = {name: piece for name, piece in pieces.items() if isinstance(piece, Body)}
     world = {name: cast(World, piece) for name, piece in pieces.items() if name not in mechanisms and name not in single}
