@@ -45,14 +45,15 @@ struct RecoverySpeed {
 
     // Adds the gradient of `direct` times the gap.
     static void differentiate(const Problem<T> &problem, const ContactTable &contact, const T &direct, const T &, T *sum, T &by_timestep) {
-        const T h = problem.timestep(), v = speed(problem, contact);
+        const T h = problem.timestep();
+        const T v = speed(problem, contact);
         const T weight = select(problem.laws[contact.law].distance + h * v < T{}, direct, T{});
         if (contact.recovery_speed >= 0) sum[contact.recovery_speed] -= h * weight;
         by_timestep -= v * weight;
     }
 };
 
-// A spring and a damper: shift = −softness·damping·min(φ, 0), softness = 1/(h stiffness + damping).
+// Spring and damper: shift = −softness·damping·min(φ, 0), softness = 1/(h stiffness + damping).
 template <class T>
 struct Compliance {
     static bool acts(const Problem<T> &, const ContactTable &contact) { return contact.stiffness >= 0; }
@@ -67,7 +68,8 @@ struct Compliance {
     static void differentiate(const Problem<T> &problem, const ContactTable &contact, const T &direct, const T &gamma, T *sum,
                               T &by_timestep) {
         const LawData<T> &law = problem.laws[contact.law];
-        const T overlap = min(law.distance, T{}), damping = problem.parameters[contact.damping];
+        const T overlap = min(law.distance, T{});
+        const T damping = problem.parameters[contact.damping];
         const T weight = -(direct * law.softness * law.softness) * (gamma - damping * overlap);  // weight of h stiffness + damping
         sum[contact.stiffness] += problem.timestep() * weight;
         sum[contact.damping] += weight - direct * law.softness * overlap;
@@ -87,7 +89,8 @@ struct Restitution {
         T law, e, gap;
     };
     static TD_INLINE Weights weights(const Problem<T> &problem, const ContactTable &contact) {
-        const T zero{}, one = broadcast<T>(1.0);
+        const T zero{};
+        const T one = broadcast<T>(1.0);
         if (!acts(contact)) return {zero, zero, one};
         const Mask<T> &bouncing = problem.laws[contact.law].bouncing;
         return {select(bouncing, problem.timestep() * problem.laws[contact.law].share, zero), problem.parameters[contact.restitution],
@@ -112,27 +115,35 @@ struct Restitution {
             before[i] = pose;
             if (bodies[i] == problem.mechanism.num_bodies) continue;
             const T *state = &problem.z[state_size * bodies[i]];
-            const Vec3<T> v = load3(state + 3), omega = load3(state + 10);
-            if (!i) law.incoming = v, law.spin = pose.R * omega;
+            const Vec3<T> v = load3(state + 3);
+            const Vec3<T> omega = load3(state + 10);
+            if (!i) {
+                law.incoming = v;
+                law.spin = pose.R * omega;
+            }
             before[i] = pose_before(pose, h, v, omega);
         }
-        const T approach = distance(before[0], before[1]) - law.distance, slow = constant::resting_acceleration * h * h;
+        const T approach = distance(before[0], before[1]) - law.distance;
+        const T slow = constant::resting_acceleration * h * h;
         law.bounces = select_mask(approach > slow, law.distance - approach < slow, Mask<T>{});
     }
 
-    // A sphere on a half-space: the gap and its derivative by the next orientation, where Newton's law rules it.
+    // The gap of a sphere on a half-space and its derivative by the next orientation, where Newton's law rules it.
     static TD_INLINE void linearize(Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const Vec3<T> &v,
                                     const Vec3<T> &omega, T &gap, T *row) {
-        LawData<T> &own = problem.laws[contact.law];
+        LawData<T> &law = problem.laws[contact.law];
         const BodyData<T> &body = problem.bodies[contact.body];
         const T *p = &problem.parameters[contact.parameters];
-        const T h = problem.timestep(), e = problem.parameters[contact.restitution];
-        const Vec3<T> spin = transposed_times(body.next.R, own.spin), turning = omega + e * spin, torque = cross(data.lever, data.n);
-        const T speed = dot(load3(p + parameter::normal), v + e * own.incoming) + dot(torque, turning);
-        own.bouncing = select_mask(own.bounces, h * speed < gap, Mask<T>{});
-        gap = select(own.bouncing, h * speed, gap);
+        const T h = problem.timestep();
+        const T e = problem.parameters[contact.restitution];
+        const Vec3<T> spin = transposed_times(body.next.R, law.spin);
+        const Vec3<T> turning = omega + e * spin;
+        const Vec3<T> torque = cross(data.lever, data.n);
+        const T speed = dot(load3(p + parameter::normal), v + e * law.incoming) + dot(torque, turning);
+        law.bouncing = select_mask(law.bounces, h * speed < gap, Mask<T>{});
+        gap = select(law.bouncing, h * speed, gap);
         const Vec3<T> turned = h * (torque + transposed_times(body.M, by_turn(data, turning, e * spin, p[parameter::radius])));
-        for (int k = 0; k < 3; ++k) row[k] = select(own.bouncing, turned[k], row[k]);
+        for (int k = 0; k < 3; ++k) row[k] = select(law.bouncing, turned[k], row[k]);
     }
 
     // The adjoint of Newton's law: −ν times its derivative by the next orientation (added to `phi`) and by the incoming velocity.
@@ -177,7 +188,10 @@ struct GapLaw {
         law.overlaps = contact.stiffness >= 0 || any(overlap.slope > T{});
         if (!law.overlaps && !bounces) return;
         static_cast<Overlap<T> &>(law) = overlap;
-        if (law.overlaps) gradient(law.distance_row), problem.overlaps = true;
+        if (law.overlaps) {
+            gradient(law.distance_row);
+            problem.overlaps = true;
+        }
         if (bounces) Restitution<T>::prepare(problem, contact, other, distance);
     }
 

@@ -45,7 +45,8 @@ geometry::Witness<S> witness(const PairTable &pair, const Vec3<S> &xa, const Mat
     if (pair.kind_b == geometry::heights)
         return above_ground<T, S, P>(pair, samples, xa + Ra * load3(shape_a), S(shape_a[parameter::shape::radius]), shape_b);
     if (pair.kind_b != geometry::surface) {
-        const auto a = solid(pair.kind_a, shape_a, xa, Ra), b = solid(pair.kind_b, shape_b, xb, Rb);
+        const auto a = solid(pair.kind_a, shape_a, xa, Ra);
+        const auto b = solid(pair.kind_b, shape_b, xb, Rb);
         return geometry::Shapes<T, S>::nearest(pair.kind_a, pair.kind_b, a, b);
     }
     geometry::Witness<S> result;
@@ -65,13 +66,15 @@ template <class T, class S, class P>
 Touch<S> touch(const Problem<T> &problem, const PairTable &pair, int body, const Vec3<S> &xa, const Mat3<S> &Ra, const Vec3<S> &xb,
                const Mat3<S> &Rb, const P *shape_a, const P *shape_b) {
     S weight = S(broadcast<T>(1.0));
-    const geometry::Witness<S> found = witness<T>(pair, xa, Ra, xb, Rb, shape_a, shape_b, problem.samples, &weight);
-    Touch<S> result{found.distance, found.normal, found.point - xa, found.point - xb, weight};
+    const geometry::Witness<S> nearest = witness<T>(pair, xa, Ra, xb, Rb, shape_a, shape_b, problem.samples, &weight);
+    Touch<S> result{nearest.distance, nearest.normal, nearest.point - xa, nearest.point - xb, weight};
     if (pair.other < problem.mechanism.num_bodies) {
-        const Vec3<S> a = xa - lift<S>(problem.bodies[body].pose.x), b = xb - lift<S>(problem.bodies[pair.other].pose.x);
-        Vec3<S> shift = a - b;
+        const Vec3<S> moved_a = xa - lift<S>(problem.bodies[body].pose.x);
+        const Vec3<S> moved_b = xb - lift<S>(problem.bodies[pair.other].pose.x);
+        Vec3<S> shift = moved_a - moved_b;
         for (int k = 0; k < 3; ++k) shift[k] = 0.5 * shift[k];
-        result.lever_a = result.lever_a + shift, result.lever_b = result.lever_b - shift;
+        result.lever_a = result.lever_a + shift;
+        result.lever_b = result.lever_b - shift;
     }
     return result;
 }
@@ -88,9 +91,10 @@ void tangents(const Vec3<S> &n, Vec3<S> &t1, Vec3<S> &t2) {
     const S one = S(broadcast<T>(1.0));
     const Mask<T> flip = n.z < S(broadcast<T>(-0.5));
     const Vec3<S> m = {select(flip, -n.x, n.x), select(flip, -n.y, n.y), select(flip, -n.z, n.z)};
-    const S a = one / (one + m.z), xy = m.x * m.y * a;
-    t1 = {one - m.x * m.x * a, -xy, -m.x};
-    t2 = {-xy, one - m.y * m.y * a, -m.y};
+    const S share = one / (one + m.z);
+    const S xy = m.x * m.y * share;
+    t1 = {one - m.x * m.x * share, -xy, -m.x};
+    t2 = {-xy, one - m.y * m.y * share, -m.y};
     for (int k = 0; k < 3; ++k) t2[k] = select(flip, -t2[k], t2[k]);
 }
 
@@ -109,15 +113,19 @@ void prepare_pair_law(Problem<T> &problem, const ContactTable &contact) {
             Mat3<S> R[2];
             for (const int i : {0, 1}) {
                 const BodyPose<T> &pose = problem.bodies[bodies[i]].pose;
-                if (bodies[i] < problem.mechanism.num_bodies) seed(pose, 6 * i, x[i], R[i]);
-                else x[i] = lift<S>(pose.x), R[i] = lift<S>(pose.R);
+                if (bodies[i] < problem.mechanism.num_bodies) {
+                    seed(pose, 6 * i, x[i], R[i]);
+                } else {
+                    x[i] = lift<S>(pose.x);
+                    R[i] = lift<S>(pose.R);
+                }
             }
-            const S here = touch<T, S>(problem, pair, contact.body, x[0], R[0], x[1], R[1]).distance;
-            for (int k = 0; k < dual_size; ++k) row[k] = here.d[k];
+            const S distance = touch<T, S>(problem, pair, contact.body, x[0], R[0], x[1], R[1]).distance;
+            for (int k = 0; k < dual_size; ++k) row[k] = distance.d[k];
         });
 }
 
-// From derivatives by the next poses of a pair to derivatives by its velocities.
+// Derivatives by the velocities of a pair, from those by its next poses.
 template <class T>
 TD_INLINE void chain_pair(const Problem<T> &problem, const ContactTable &contact, const T *by_poses, T *twist) {
     const int bodies[2] = {contact.body, problem.mechanism.pairs[contact.pair].other};
@@ -128,7 +136,7 @@ TD_INLINE void chain_pair(const Problem<T> &problem, const ContactTable &contact
     }
 }
 
-// B and C of both bodies (see ContactData), and the lever. along: weights of the velocities' direct parts. weight: of the impulse.
+// Stores B and C of both bodies (see ContactData), and the lever. along: weights of the velocities' direct parts. weight: of the impulse.
 template <class T>
 void store_pair_rows(Problem<T> &problem, const ContactTable &contact, ContactData<T> &data, const Vec3<Dual<T>> *levers,
                      const Dual<T> *rows, const T *along, const T &weight) {
@@ -148,7 +156,8 @@ void store_pair_rows(Problem<T> &problem, const ContactTable &contact, ContactDa
             const double sign = i ? -1.0 : 1.0;
             T *B = i ? out.other_wrench : data.wrench, *C = (i ? out.other_rows : data.rows) + 6 * row;
             for (int r = 0; r < 3; ++r) {
-                B[3 * r + row] = sign * (weight * axes[row][r]), B[3 * (3 + r) + row] = sign * (weight * local[r]);
+                B[3 * r + row] = sign * (weight * axes[row][r]);
+                B[3 * (3 + r) + row] = sign * (weight * local[r]);
                 C[r] = twist[6 * i + r] + along[row] * (sign * axes[row][r]);
                 C[3 + r] = twist[6 * i + 3 + r] + along[row] * (sign * local[r]);
             }
@@ -156,7 +165,7 @@ void store_pair_rows(Problem<T> &problem, const ContactTable &contact, ContactDa
     }
 }
 
-// Impulses of a pair in the rows of its bodies, and their derivatives by the next poses in the blocks of the matrix.
+// Adds the impulses of a pair to the rows of its bodies, and their derivatives by the next poses to the blocks of the matrix.
 template <class T>
 void add_pair_wrench(Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data, const T &gamma) {
     const PairData<T> &out = problem.pairs[contact.pair];
@@ -193,17 +202,17 @@ void let_pair_bounce(Problem<T> &problem, const ContactTable &contact, const Vec
         const Vec3<S> arriving = lift<S>(load3(state + 3)) + cross(spin, levers[i]);
         incoming = i ? incoming - arriving : incoming + arriving;
     }
-    LawData<T> &own = problem.laws[contact.law];
+    LawData<T> &data = problem.laws[contact.law];
     const T h = problem.timestep();
     S law = h * dot(n, velocity + problem.parameters[contact.restitution] * incoming);
     if (share) {
         const S farthest = S(broadcast<T>(2 * constant::near_terms::reach));
         law = farthest + *share * (law - farthest);
-        own.share = share->v;
+        data.share = share->v;
     }
-    own.bouncing = select_mask(own.bounces, law.v < gap.v, Mask<T>{});
-    gap = select(own.bouncing, law, gap);
-    along = select(own.bouncing, h * own.share, T{});
+    data.bouncing = select_mask(data.bounces, law.v < gap.v, Mask<T>{});
+    gap = select(data.bouncing, law, gap);
+    along = select(data.bouncing, h * data.share, T{});
 }
 
 template <class T>
@@ -221,11 +230,13 @@ void linearize_shapes(Problem<T> &problem, const ContactTable &contact, ContactD
     for (const int i : {0, 1}) {
         const BodyData<T> &body = problem.bodies[bodies[i]];
         if (i && world) {
-            x[1] = lift<S>(body.pose.x), R[1] = lift<S>(body.pose.R);
+            x[1] = lift<S>(body.pose.x);
+            R[1] = lift<S>(body.pose.R);
             continue;
         }
         seed(body.next, 6 * i, x[i], R[i]);
-        v[i] = load3(w + 6 * bodies[i]), omega[i] = load3(w + 6 * bodies[i] + 3);
+        v[i] = load3(w + 6 * bodies[i]);
+        omega[i] = load3(w + 6 * bodies[i] + 3);
     }
     const Touch<S> touching = touch<T, S>(problem, pair, contact.body, x[0], R[0], x[1], R[1]);
     Vec3<S> direction[3] = {touching.n};
@@ -260,7 +271,10 @@ void linearize_shapes(Problem<T> &problem, const ContactTable &contact, ContactD
         });
         for (int r = 0; r < 3; ++r) {
             const S &t = torque[r], &f = force[r];
-            for (int k = 0; k < dual_size; ++k) out.wrench[i][r][k] = i ? -f.d[k] : f.d[k], out.wrench[i][3 + r][k] = i ? -t.d[k] : t.d[k];
+            for (int k = 0; k < dual_size; ++k) {
+                out.wrench[i][r][k] = i ? -f.d[k] : f.d[k];
+                out.wrench[i][3 + r][k] = i ? -t.d[k] : t.d[k];
+            }
         }
     }
     S rows[3] = {touching.distance, dot(direction[1], velocity), dot(direction[2], velocity)};
@@ -268,7 +282,10 @@ void linearize_shapes(Problem<T> &problem, const ContactTable &contact, ContactD
     if (problem.overlaps && problem.laws[contact.law].overlaps) rows[0] = rows[0] + GapLaw<T>::shift(problem, contact, impulse[0]);
     if (Restitution<T>::acts(contact))
         let_pair_bounce(problem, contact, levers, direction[0], velocity, pair.cores[0] ? &touching.weight : nullptr, rows[0], along[0]);
-    out.n = value(direction[0]), out.t1 = value(direction[1]), out.t2 = value(direction[2]), out.force = value(force);
+    out.n = value(direction[0]);
+    out.t1 = value(direction[1]);
+    out.t2 = value(direction[2]);
+    out.force = value(force);
     store_pair_rows(problem, contact, data, levers, rows, along, weight);
     add_pair_wrench(problem, contact, data, impulse[0]);
     T *row = &problem.residual[contact.impulse];
@@ -291,13 +308,13 @@ void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactDat
 template <class T>
 void condense_pair(Problem<T> &problem, const ContactTable &contact, const ContactData<T> &data) {
     const PairTable &pair = problem.mechanism.pairs[contact.pair];
-    const PairData<T> &other = problem.pairs[contact.pair];
+    const PairData<T> &pair_data = problem.pairs[contact.pair];
     const int sides = pair.other == problem.mechanism.num_bodies ? 1 : 2;
     for (int j = 0; j < sides; ++j) {
         T KC[18];
-        stiffen(contact, data, j ? other.other_rows : data.rows, KC);
+        stiffen(contact, data, j ? pair_data.other_rows : data.rows, KC);
         for (int i = 0; i < sides; ++i) {
-            const T *B = i ? other.other_wrench : data.wrench;
+            const T *B = i ? pair_data.other_wrench : data.wrench;
             T *block = &problem.values[problem.pair_block(contact, i, j)];
             for (int r = 0; r < 6; ++r)
                 for (int c = 0; c < 6; ++c) {
@@ -324,9 +341,10 @@ PairMotion<T> pair_motion(const Problem<T> &problem, const ContactTable &contact
     Vec3<T> x[2];
     Mat3<T> R[2];
     for (const int i : {0, 1}) {
-        const BodyPose<T> &now = problem.bodies[i ? pair.other : contact.body].pose;
-        const BodyPose<T> next = i && world ? now : pose_after(now, h, v[i], omega[i]);
-        x[i] = next.x, R[i] = next.R;
+        const BodyPose<T> &start = problem.bodies[i ? pair.other : contact.body].pose;
+        const BodyPose<T> next = i && world ? start : pose_after(start, h, v[i], omega[i]);
+        x[i] = next.x;
+        R[i] = next.R;
     }
     const Touch<T> touching = touch<T, T>(problem, pair, contact.body, x[0], R[0], x[1], R[1]);
     Vec3<T> t1, t2;
@@ -334,9 +352,9 @@ PairMotion<T> pair_motion(const Problem<T> &problem, const ContactTable &contact
     Vec3<T> spin = (world ? R[0] : problem.bodies[contact.body].pose.R) * omega[0];
     Vec3<T> velocity = v[0] + cross(spin, touching.lever_a);
     if (!world) {
-        const Vec3<T> other = problem.bodies[pair.other].pose.R * omega[1];
-        velocity = velocity - v[1] - cross(other, touching.lever_b);
-        spin = spin - other;
+        const Vec3<T> other_spin = problem.bodies[pair.other].pose.R * omega[1];
+        velocity = velocity - v[1] - cross(other_spin, touching.lever_b);
+        spin = spin - other_spin;
     }
     return {touching.distance, {dot(t1, velocity), dot(t2, velocity)}, {dot(touching.n, spin), dot(t1, spin), dot(t2, spin)}};
 }
@@ -362,9 +380,10 @@ void pair_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const 
         for (int k = 0; k < 12; ++k) g[k] -= from.rows[r][k] * nu[r];
     for (int k = contact.first_couple; k < contact.first_couple + contact.num_couples; ++k)
         couple_product(problem, k, &adjoint.turning[2 * k], w, g, adjoint.gradient.phi);
-    // minus the factors of u⁺ and u⁻
+    // Factors of u⁺ and u⁻, with their signs turned.
     const Vec3<R> slip = contact.friction ? nu.y * from.t1 + nu.z * from.t2 : Vec3<R>{};
-    const Vec3<R> leaving = -slip - nu.x * (law * from.n), arriving = -nu.x * (law * e * from.n);
+    const Vec3<R> leaving = -slip - nu.x * (law * from.n);
+    const Vec3<R> arriving = -nu.x * (law * e * from.n);
     Vec3<R> by_lever[2] = {};
     for (const int i : {0, 1}) {
         if (i && world) continue;
@@ -380,7 +399,8 @@ void pair_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const 
         adjoint.gradient.omega[body] = adjoint.gradient.omega[body] + pull;
         adjoint.gradient.phi[body] = adjoint.gradient.phi[body] + cross(before, pull);
         if (world) continue;
-        const Vec3<T> omega = load3(w + 6 * body + 3), spin = pose * omega;
+        const Vec3<T> omega = load3(w + 6 * body + 3);
+        const Vec3<T> spin = pose * omega;
         const Vec3<R> alpha = load3(&adjoint.multiplier[6 * body + 3]);
         Vec3<T> moment = cross(lever, from.force);
         if (contact.num_couples) moment = moment + from.couple;
@@ -397,14 +417,15 @@ void pair_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, const 
 }
 
 // The geometry of shapes by forward derivatives with respect to their numbers, the shape of the body before the shape of the other one.
-// now: weight of the current distance.
+// by_now: weight of the current distance.
 template <class T>
 void pair_parameters(ParameterSum<T> &to, const Problem<T> &problem, const ContactTable &contact, const PairTable &pair,
-                     const TouchGradient<T> &g, const T &now) {
+                     const TouchGradient<T> &g, const T &by_now) {
     using S = Dual<T>;
     if (pair.cores[0]) return;  // its numbers are those of the choice, and of no shape
     const BodyData<T> &a = problem.bodies[contact.body], &b = problem.bodies[pair.other];
-    const int kinds[2] = {pair.kind_a, pair.kind_b}, places[2] = {pair.shape_a, pair.shape_b};
+    const int kinds[2] = {pair.kind_a, pair.kind_b};
+    const int places[2] = {pair.shape_a, pair.shape_b};
     S shapes[2][geometry::most_numbers];
     auto touching = [&](const BodyPose<T> &a, const BodyPose<T> &b) {
         const Vec3<S> x[2] = {lift<S>(a.x), lift<S>(b.x)};
@@ -429,7 +450,7 @@ void pair_parameters(ParameterSum<T> &to, const Problem<T> &problem, const Conta
         };
         const Vec3<S> x = lift<S>(a.next.x);
         add(a.next, [&](const geometry::Witness<S> &w) { return weighted({w.distance, w.normal, w.point - x, w.point, S()}); });
-        if (problem.laws[contact.law].overlaps) add(a.pose, [&](const geometry::Witness<S> &w) { return now * w.distance; });
+        if (problem.laws[contact.law].overlaps) add(a.pose, [&](const geometry::Witness<S> &w) { return by_now * w.distance; });
     }
     for (const int i : {0, 1}) {
         for (const int j : {0, 1})
@@ -438,7 +459,7 @@ void pair_parameters(ParameterSum<T> &to, const Problem<T> &problem, const Conta
                 if (i == j) shapes[j][k].d[k] = broadcast<T>(1.0);
             }
         S total = weighted(touching(a.next, b.next));
-        if (problem.laws[contact.law].overlaps) total = total + now * touching(a.pose, b.pose).distance;
+        if (problem.laws[contact.law].overlaps) total = total + by_now * touching(a.pose, b.pose).distance;
         for (int k = 0; k < geometry::numbers(kinds[i]); ++k) to.sum[places[i] + k] += total.d[k];
     }
 }
