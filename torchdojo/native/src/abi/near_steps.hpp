@@ -81,9 +81,9 @@ private:
     PathCheck path;
     std::vector<std::vector<int64_t>> broken;  // slots with numbers that are not finite, for each environment
     std::vector<double> from;  // the states before the step, or before a part of it
-    std::vector<double> z, impulses, w, terms, gaps;
+    std::vector<double> z, impulses, w, terms, gaps, starts_kept;
     bool again = false;  // whether steps are taken once more, for their gradients
-    std::vector<int64_t> status, iterations, substeps, active, cold, slots_before;
+    std::vector<int64_t> status, iterations, substeps, active, cold, narrowing, slots_before;
     std::vector<int32_t> ranks;
     int32_t most = 1;
     // rows of the environments that one call takes
@@ -166,11 +166,32 @@ private:
                 if (environments[n].cold) cold.push_back(n);
             // Without a start, impulses begin at gaps wider than the reach, where they would act on nothing.
             solve(cold, t, 0.0, false);
+            narrow(t);
             solve(active, t, 1.0, true);
             size_t num_active = 0;
             for (const int64_t n : active)
                 if (goes_on(n, t) && environments[n].made < environments[n].most) active[num_active++] = n;
             active.resize(num_active);
+        }
+    }
+
+    // Between the solve without fading and that with it, environments that started again take two with longer reaches, from the solution
+    // before. Where one fails, that solution stays the start.
+    void narrow(int64_t t) {
+        narrowing.clear();
+        for (const int64_t n : cold)
+            if (environments[n].restarted && status[n] == success) narrowing.push_back(n);
+        for (const double fading : {constant::near_terms::wide_fading, constant::near_terms::less_wide_fading}) {
+            starts_kept.clear();
+            for (const int64_t n : narrowing) starts_kept.insert(starts_kept.end(), w_of(n), w_of(n) + m.num_unknowns);
+            solve(narrowing, t, fading, true);
+            size_t left = 0;
+            for (size_t i = 0; i < narrowing.size(); ++i) {
+                const int64_t n = narrowing[i];
+                if (status[n] == success) narrowing[left++] = n;
+                else std::copy_n(&starts_kept[i * m.num_unknowns], m.num_unknowns, w_of(n));
+            }
+            narrowing.resize(left);
         }
     }
 
