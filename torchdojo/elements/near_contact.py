@@ -39,7 +39,8 @@ class NearContact(NonlinearContact):
     Args:
         body: name of the body. shapes: its core, and the core of the other one, each in the frame of its body.
         other: name of the other body; None or "world": it is fixed.
-        term: kind and features of the term (..., 3); see `near_terms`. fading: (...,) 1 where impulses fade with the gap, 0 where not.
+        term: kind and features of the term (..., 3); see `near_terms`. fading: (...,) 1 where impulses fade with the gap, 0 where not, and
+            between where they fade over a longer reach.
         friction, laws: as in `NonlinearContact`. Torsional and rolling friction of all places of a pair add up: the couple is at most
             their coefficient times the whole normal force.
     """
@@ -129,10 +130,7 @@ class NearContact(NonlinearContact):
     def near(self, poses: tuple[Pose, ...]) -> Term:
         """The term of this slot at the poses of `body_names`."""
         one, two = poses[0], _pose_of_other(poses)
-        fading = torch.where(self.fading > 0, 1.0, 0.0)
-        term = near_term(*self.shapes, (one.x, one.q), (two.x, two.q), self.term.detach())
-        plain = near_term(*self.shapes, (one.x, one.q), (two.x, two.q), self.term.detach(), False)
-        return term._replace(weight=fading * term.weight + (1 - fading) * plain.weight)
+        return near_term(*self.shapes, (one.x, one.q), (two.x, two.q), self.term.detach(), self.fading.detach())
 
     def _witness(self, poses: tuple[Pose, ...]) -> tuple[Tensor, Tensor, Tensor]:
         term = self.near(poses)

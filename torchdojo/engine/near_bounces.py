@@ -101,7 +101,7 @@ def _bear_an_impact(pair: NearPair, terms: Tensor, gamma: Tensor, start: Tensor,
         before = now if state is None else previous_pose(now, Twist(state[..., 3:6], state[..., 10:13]), timestep[:, None, None])
         for places, pose in zip(poses, (now, before), strict=True):
             places.append((pose.x.expand(*terms.shape[:2], 3), pose.q.expand(*terms.shape[:2], 4)))
-    now_term, term_before = (near_term(*pair.slots[0].shapes, places[0], places[1], terms, False) for places in poses)
+    now_term, term_before = (near_term(*pair.slots[0].shapes, places[0], places[1], terms, 0.0) for places in poses)
     arriving = (terms[..., 0] >= 0) & (now_term.weight > 0) & arrives(now_term.line, term_before.line, timestep[:, None])
     impact = torch.where(arriving, gamma, 0.0)
     return arriving & (impact >= BEARING * impact.amax(-1, keepdim=True))

@@ -38,7 +38,7 @@ from torchdojo.engine.near_slots import (
     warn_of_overflow,
 )  # fmt: skip
 from torchdojo.engine.reference import Reference
-from torchdojo.geometry.near_terms import HALVES, NOTHING, PASSES, REACH
+from torchdojo.geometry.near_terms import FADINGS, HALVES, NOTHING, PASSES, REACH
 from torchdojo.gradients.batching import flatten_batch
 from torchdojo.gradients.checks import check_solved
 from torchdojo.gradients.reference_step import StepOutput
@@ -279,6 +279,9 @@ class NearSteps(Backend):
                 start = self._solve(given, chosen, 0.0, part)
                 made += start.iterations.reshape(-1)
                 given = given._replace(warm=start.solution.detach())
+                if restarted:
+                    given, more = self._narrow(given, start, chosen, part)
+                    made += more
             out = self._solve(given, chosen, 1.0, part)
             made += out.iterations.reshape(-1)
             solved = (out.status == int(Status.SUCCESS)).reshape(-1)
@@ -319,6 +322,22 @@ class NearSteps(Backend):
         """Give all slots of the batch these terms (N, K, 3), in which those that bounce say so."""
         for pair, own in zip(self.pairs, self._bounces.flagged(terms), strict=True):
             put(pair, own.reshape(*lead, *own.shape[1:]), fading)
+
+    @torch.no_grad()
+    def _narrow(self, given: StepInputs, start: StepOutput, chosen: list[Tensor], part: _Part) -> tuple[StepInputs, Tensor]:
+        """Starts closer to the faded solution, from solves with longer reaches, and the iterations (n,) that these took.
+
+        Where one fails, the solution before it stays the start.
+        """
+        assert given.warm is not None
+        warm, good = given.warm, start.status == int(Status.SUCCESS)
+        made = torch.zeros_like(start.iterations)
+        for fading in FADINGS:
+            out = self._solve(given._replace(warm=warm), chosen, fading, part)
+            made += torch.where(good, out.iterations, 0)
+            good &= out.status == int(Status.SUCCESS)
+            warm = torch.where(good[..., None], out.solution, warm)
+        return given._replace(warm=warm), made.reshape(-1)
 
     def _of_terms(self, impulses: Tensor, chosen: list[Tensor]) -> Tensor:
         """The impulses (..., ni), with zeros for empty slots, which act on nothing."""

@@ -136,7 +136,7 @@ def search_in_torch(pair: NearPair, z: Tensor, reach: Tensor) -> tuple[Tensor, T
         state = z[:, STATE_SIZE * body : STATE_SIZE * (body + 1)] if body >= 0 else None
         x, q = (z.new_zeros(len(z), 3), one.expand(len(z), 4)) if state is None else (state[:, :3], state[:, 6:10])
         poses.append((x[:, None].expand(-1, len(terms), 3), q[:, None].expand(-1, len(terms), 4)))
-    candidates = near_term(core, other, poses[0], poses[1], terms.expand(len(z), -1, 3), False)
+    candidates = near_term(core, other, poses[0], poses[1], terms.expand(len(z), -1, 3), 0.0)
     gap = torch.where(candidates.possible, candidates.gap, torch.inf)
     near = torch.maximum(gap, candidates.line) < reach[:, None]  # a blended gap of lines that are far apart is no sign that they come near
     least, order = torch.where(near, gap, torch.inf).sort(dim=-1, stable=True)

@@ -33,6 +33,9 @@ CONE = (0.1, 0.3)  # sine by which the normal of a crossing leaves the normals o
 PAST = 1.5  # radii by which cores may overlap where edges cross: lines that are farther past each other belong to no nearest points
 PASSES = 8  # solves of a step at most, with terms that the one before has found
 HALVES = 3  # multiple of `max_total_iterations` after which no half of a step begins. With 8, links held in each other took 4 s a step
+# Reaches of the solves between one without fading and that with REACH: REACH / fading. Of 240 steps in which 14 to 20 hulls are poured at
+# 4 m/s, 99 were taken in halves without them, and 49 with them.
+FADINGS = (0.05, 0.3)
 LOOKS = 8  # poses of a pair at most at which a step looks for overlaps, the last one included
 NOTHING, CORNER, OTHER_CORNER, CROSSING = -1, 0, 1, 2  # kinds of terms
 BEARING = 1e-2  # share of the largest impulse of a pair from which on a term bears an impact
@@ -74,17 +77,17 @@ def all_terms(a: Polytope, b: Polytope) -> Tensor:
 
 
 def near_term(
-    a: Polytope, b: Polytope, pose_a: tuple[Tensor, Tensor], pose_b: tuple[Tensor, Tensor], term: Tensor, fading: bool | Tensor = True
+    a: Polytope, b: Polytope, pose_a: tuple[Tensor, Tensor], pose_b: tuple[Tensor, Tensor], term: Tensor, fading: float | Tensor = 1.0
 ) -> Term:
     """The terms (..., 3) of two shapes at poses (x (..., 3), q (..., 4)). `NOTHING` is 2 `REACH` apart, and weighs nothing.
 
     Args:
-        fading: whether impulses fade with the gap; else they do not, but at crossings that are no places of contact.
+        fading: impulses fade over the second half of REACH / fading; with 0 they do not, but at crossings that are no places of contact.
     """
     lead = broadcast_shapes(term.shape[:-1], pose_a[0].shape[:-1], pose_b[0].shape[:-1])
     kind, first, second = term.expand(*lead, 3).long().unbind(-1)
     bounces = kind >= BOUNCING
-    kind, fading = torch.where(bounces, kind - BOUNCING, kind), torch.as_tensor(fading) & ~bounces
+    kind, fading = torch.where(bounces, kind - BOUNCING, kind), torch.where(bounces, 0.0, torch.as_tensor(fading, dtype=pose_a[0].dtype))
     if a.semi_axes is not None or b.semi_axes is not None:
         return _faded(_smooth(a, b, pose_a, pose_b, kind == CORNER), fading)
     corner = _corner(a, b, pose_a, pose_b, first.clamp_max(len(a.vertices) - 1), kind == CORNER)
@@ -98,7 +101,7 @@ def near_term(
 
 
 def _faded(term: Term, fading: Tensor) -> Term:
-    return term._replace(weight=term.weight * torch.where(fading, fade(2 * term.gap / REACH - 1), 1.0))
+    return term._replace(weight=term.weight * torch.where(fading > 0, fade(2 * fading * term.gap / REACH - 1), 1.0))
 
 
 def _choose(condition: Tensor, first: Term, second: Term) -> Term:

@@ -467,6 +467,7 @@ CONSTANTS: dict[str, dict[str, float | tuple[float, ...]]] = {
     },
     "constant::near_terms": {
         **dict(zip(("parallel_low", "parallel_high", "cone_low", "cone_high"), (*near_terms.PARALLEL, *near_terms.CONE), strict=True)),
+        **dict(zip(("wide_fading", "less_wide_fading"), near_terms.FADINGS, strict=True)),
         **{
             name: getattr(near_terms, name.upper())
             for name in ("reach", "ends", "past", "passes", "halves", "looks", "bouncing", "bearing", "outside")

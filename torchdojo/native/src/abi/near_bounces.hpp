@@ -1,4 +1,4 @@
-// Near terms that arrive in a step (`bouncing` and `reach_of_step` of torchdojo/engine/near_slots.py).
+// Near terms that arrive in a step (torchdojo/engine/near_bounces.py), and the reach from which on they do (`reach_of_step` of near_slots.py).
 #pragma once
 
 #include "abi/near_pairs.hpp"
@@ -31,7 +31,7 @@ inline bool arrives(const NearPairs::Pair &pair, int num_bodies, const double *s
     const auto term_at = [&](const BodyPose<double> *poses) {
         const Vec3<double> x[2] = {poses[0].x, poses[1].x};
         const Mat3<double> R[2] = {poses[0].R, poses[1].R};
-        return near_term<double>(a, b, x, R, numbers, false);
+        return near_term<double>(a, b, x, R, numbers, 0.0);
     };
     const auto gap = [&](const NearTerm<double> &at) { return numbers[0] == crossing_term ? at.raw : at.gap; };
     const NearTerm<double> start = term_at(now);

@@ -1,4 +1,4 @@
-// Near terms that bounce: `bouncing` of torchdojo/engine/near_slots.py, and `_keep_acting` of near_set.py.
+// Near terms that bounce (torchdojo/engine/near_bounces.py), and solves with longer reaches (`_narrow` of near_set.py).
 #pragma once
 
 #include "abi/near_steps.hpp"
@@ -39,6 +39,26 @@ inline void NearSteps::keep_acting(int64_t n, const std::vector<int64_t> &first_
         if (!pairs.bounces[k] || first_terms[k] < 0 || !(first_sum[pairs.output[k]] > least)) continue;
         if (key < 0) key = first_terms[k];
         if (key == first_terms[k]) bouncing[n * pairs.size() + k] = key;
+    }
+}
+
+// Between the solve without fading and that with it, environments that started again take two with longer reaches, from the solution
+// before. Where one fails, that solution stays the start.
+inline void NearSteps::narrow(int64_t t) {
+    narrowing.clear();
+    for (const int64_t n : cold)
+        if (environments[n].restarted && status[n] == success) narrowing.push_back(n);
+    for (const double fading : {constant::near_terms::wide_fading, constant::near_terms::less_wide_fading}) {
+        starts_kept.clear();
+        for (const int64_t n : narrowing) starts_kept.insert(starts_kept.end(), w_of(n), w_of(n) + m.num_unknowns);
+        solve(narrowing, t, fading, true);
+        size_t left = 0;
+        for (size_t i = 0; i < narrowing.size(); ++i) {
+            const int64_t n = narrowing[i];
+            if (status[n] == success) narrowing[left++] = n;
+            else std::copy_n(&starts_kept[i * m.num_unknowns], m.num_unknowns, w_of(n));
+        }
+        narrowing.resize(left);
     }
 }
 

@@ -84,9 +84,9 @@ private:
     PathCheck path;
     std::vector<std::vector<int64_t>> broken;  // slots with numbers that are not finite, for each environment
     std::vector<double> from;  // the states before the step, or before a part of it
-    std::vector<double> z, impulses, w, terms, gaps;
+    std::vector<double> z, impulses, w, terms, gaps, starts_kept;
     bool again = false;  // whether steps are taken once more, for their gradients
-    std::vector<int64_t> status, iterations, substeps, active, cold, slots_before;
+    std::vector<int64_t> status, iterations, substeps, active, cold, narrowing, slots_before;
     std::vector<int32_t> ranks;
     int32_t most = 1;
     // rows of the environments that one call takes
@@ -183,6 +183,7 @@ private:
                 if (environments[n].cold) cold.push_back(n);
             // Without a start, impulses begin at gaps wider than the reach, where they would act on nothing.
             solve(cold, t, 0.0, false);
+            narrow(t);
             solve(active, t, 1.0, true);
             size_t num_active = 0;
             for (const int64_t n : active)
@@ -190,6 +191,8 @@ private:
             active.resize(num_active);
         }
     }
+
+    void narrow(int64_t t);  // near_impacts.hpp
 
     // Two steps of half the length in place of one, and so on. Steps that succeed are put into `parts`, if wanted.
     bool halve(int64_t n, int64_t t, int64_t depth, std::vector<Part> *parts) {

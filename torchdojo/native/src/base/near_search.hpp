@@ -198,7 +198,7 @@ public:
         int64_t number_found = 0;
         const auto add = [&](int kind, int i, int j) {
             const int term[3] = {kind, i, j};
-            const NearTerm<double> candidate = near_term<double>(a, b, x, R, term, false);
+            const NearTerm<double> candidate = near_term<double>(a, b, x, R, term, 0.0);
             // Lines of edges that are past each other belong to no nearest points, unless the cores overlap a little.
             if (!(candidate.gap < reach) ||
                 (kind == crossing_term && (!(candidate.weight > 0) || !(candidate.raw < reach) || candidate.raw < -past * radius)))

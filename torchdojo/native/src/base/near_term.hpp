@@ -101,10 +101,10 @@ inline bool has_term(const Polytope &a, const Polytope &b, const int *term) {
     return term[0] == crossing_term && within(term[1], a.edges) && within(term[2], b.edges);
 }
 
-// A term of two polytopes at poses x, R of a, then b. fading: whether its impulse fades with the gap.
+// A term of two polytopes at poses x, R of a, then b. fading: its impulse fades over the second half of reach / fading; 0: it does not.
 template <class S>
 __attribute__((noinline)) NearTerm<S> near_term(const Polytope &a, const Polytope &b, const Vec3<S> *x, const Mat3<S> *R, const int *term,
-                                                bool fading) {
+                                                double fading) {
     constexpr double reach = constant::near_terms::reach;
     NearTerm<S> result;
     if (!has_term(a, b, term)) {
@@ -123,7 +123,7 @@ __attribute__((noinline)) NearTerm<S> near_term(const Polytope &a, const Polytop
     } else {
         result = crossing_gap(a, b, x, R, term[1], term[2]);
     }
-    if (fading) result.weight = result.weight * fade(S(2 / reach) * result.gap - 1.0);
+    if (fading > 0) result.weight = result.weight * fade(S(2 * fading / reach) * result.gap - 1.0);
     return result;
 }
 

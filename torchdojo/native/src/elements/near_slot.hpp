@@ -99,7 +99,7 @@ geometry::Witness<S> slot(const PairTable &pair, const Vec3<S> &xa, const Mat3<S
             continue;
         }
         const LanePoses<D> poses = lane_poses(xa, Ra, xb, Rb, lane);
-        const bool fading = !bounces && number(parameter::slot::fading) > 0;
+        const double fading = bounces ? 0.0 : number(parameter::slot::fading);
         const NearTerm<D> found = near_term<D>(*pair.cores[0], *pair.cores[1], poses.x, poses.R, term, fading);
         put_lane(result.distance, lane, found.gap), put_lane(weight, lane, found.weight);
         for (int k = 0; k < 3; ++k) put_lane(result.normal[k], lane, found.normal[k]), put_lane(result.point[k], lane, found.point[k]);
