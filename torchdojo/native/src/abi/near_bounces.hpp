@@ -1,4 +1,4 @@
-// Near terms that arrive in a step (`bouncing` and `reach_of_step` of torchdojo/engine/near_slots.py).
+// Near terms that arrive in a step (torchdojo/engine/near_bounces.py), and the reach from which on they do (`reach_of_step` of near_slots.py).
 #pragma once
 
 #include "abi/near_pairs.hpp"

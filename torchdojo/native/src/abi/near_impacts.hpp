@@ -1,4 +1,4 @@
-// Near terms that bounce: `bouncing` of torchdojo/engine/near_slots.py, and `_keep_acting` of near_set.py.
+// Near terms that bounce in a step (torchdojo/engine/near_bounces.py).
 #pragma once
 
 #include "abi/near_steps.hpp"
