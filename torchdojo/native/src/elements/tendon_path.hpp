@@ -103,10 +103,12 @@ private:
 
     // -- strings ---------------------------------------------------------------------------------------------------------------------
 
-    // The site at which the last span ended: its number and place (−1: none), where it is in the world, and the force of the spans there.
+    // The site at which the last span ended: its number and place (−1: none), where it is in the world, if that is known, and the force of
+    // the spans there.
     template <class S>
     struct Site {
         int32_t number = -1, place = -1;
+        bool known = false;
         Vec3<S> at, force;
     };
 
@@ -169,156 +171,115 @@ private:
             }
             if (here.number != part.start || here.place != part.start_body) {
                 leave(placed, here, pulls, sum);
-                here.at = point<S>(placed, part.start, part.start_body), here.force = nothing<S>();
-                here.number = part.start, here.place = part.start_body;
+                here.number = part.start;
+                here.place = part.start_body;
+                here.known = false;
+                here.force = nothing<S>();
             }
-            const Vec3<S> end = point<S>(placed, part.end, part.end_body);
-            Vec3<S> force;  // at the end
+            Vec3<S> end, force;  // at the end
             if (wraps) {
-                wrapped(placed, part, weight, total, here, end, force, pulls, sum);
+                wrapped(placed, part, weight, total, here.force, force, pulls, sum);
             } else {
                 Vec3<S> unit;
+                if (!here.known) here.at = point<S>(placed, part.start, part.start_body);
+                end = point<S>(placed, part.end, part.end_body);
                 const S way = straight<S>(end - here.at, unit);
                 total = total + (whole ? way : weight * way);
                 if constexpr (Sum::active)
                     if (!whole) sum.add(part.divisor, -(weight * weight * way));
                 if (!whole) unit = weight * unit;
-                here.force = here.force - unit, force = unit;
+                here.force = here.force - unit;
+                force = unit;
             }
             leave(placed, here, pulls, sum);
-            here.number = part.end, here.place = part.end_body, here.at = end, here.force = force;
+            here.number = part.end;
+            here.place = part.end_body;
+            here.known = !wraps;
+            here.at = end;
+            here.force = force;
         }
         leave(placed, here, pulls, sum);
         return total;
     }
 
-    // Lanes in which the string may leave the straight way between two points, which with the side come from the center: where this way is
-    // blocked, where a side lies opposite, or where it is inside of the surface. Bounds are a little wide, since exact tests of the lanes
-    // follow.
-    Mask<T> may_wrap(const rows::TendonPart &part, const Mat3<T> &frame, const Vec3<T> &start, const Vec3<T> &end,
-                     const Vec3<T> &side) const {
-        const T radius = parameters[part.radius], square = 1.000001 * radius * radius;
-        Vec3<T> a = transposed_times(frame, start), b = transposed_times(frame, end), away = -transposed_times(frame, side);
-        Mask<T> may{};
-        if (part.side >= 0) may = dot(away, away) <= square;
-        if (part.cylinder) a.z = b.z = away.z = T{};
-        const Vec3<T> way = b - a;
-        const T share = -dot(way, a) * inverse_of(max(dot(way, way), broadcast<T>(wrapping::smallest)));
-        const Vec3<T> nearest = a + min(max(share, T{}), broadcast<T>(1.0)) * way;
-        const Mask<T> every = negate(Mask<T>{});
-        may = select_mask(dot(nearest, nearest) <= square, every, may);
-        if (part.side < 0) return may;
-        const Vec3<T> normal = cross(a, b);
-        const T size = dot(a, a) + dot(b, b) + dot(away, away), slack = -1e-9 * size * size;
-        const Mask<T> opposite = select_mask(dot(normal, cross(a, away)) >= slack, dot(normal, cross(away, b)) >= slack, Mask<T>{});
-        return select_mask(opposite, every, may);
+    // Where a point of a place is in axes of the surface of a span, from its center. Points that move with the surface stay where they are.
+    template <class S, class P>
+    TD_INLINE Vec3<S> on_surface(const P *const *placed, const rows::TendonPart &part, const Mat3<T> &axes, int32_t number,
+                                 int32_t place) const {
+        if (place == part.surface_body) return still<S>(transposed_times(axes, local(number) - local(part.center)));
+        const P &surface = *placed[part.surface_body];
+        const Vec3<S> turned = transposed_times(surface.R, point<S>(placed, number, place) - surface.x);
+        return transposed_times(axes, turned - local(part.center));
     }
 
-    // A span with a surface, lane by lane where the string may touch it.
+    // A span with a surface, in axes of the surface. at_start: the force of the string on its start, to which that of the span is added.
     template <class S, class P, class Sum>
-    __attribute__((noinline)) void wrapped(const P *const *placed, const rows::TendonPart &part, const T &weight, S &total, Site<S> &here,
-                                           const Vec3<S> &end, Vec3<S> &force, Pull<S> *pulls, const Sum &sum) const {
-        const Vec3<S> &start = here.at, center = point<S>(placed, part.center, part.surface_body);
+    __attribute__((noinline)) void wrapped(const P *const *placed, const rows::TendonPart &part, const T &weight, S &total,
+                                           Vec3<S> &at_start, Vec3<S> &at_end, Pull<S> *pulls, const Sum &sum) const {
         const P &surface = *placed[part.surface_body];
         const Mat3<T> axes = rotation_matrix(load4(parameters + part.turn));
-        Mat3<S> frame;
-        for (int i = 0; i < 3; ++i) {
-            const Vec3<S> column = surface.R * axes.column(i);
-            frame.m[i] = column.x, frame.m[3 + i] = column.y, frame.m[6 + i] = column.z;
-        }
-        Mat3<T> of_values;
-        for (int i = 0; i < 9; ++i) of_values.m[i] = value(frame.m[i]);
-        Vec3<S> side = center;
-        if (part.side >= 0) side = point<S>(placed, part.side, part.side_body);
-        const Mask<T> may = may_wrap(part, of_values, values(start - center), values(end - center), values(side - center));
-        Vec3<S> first = end, second = start;
-        S arc = S(T{});
-        Mask<T> wraps{};
-        if (any(may)) {
-            for (int lane = 0; lane < lanes<T>; ++lane) {
-                if (!get_mask(may, lane)) continue;
-                using L = decltype(lane_of(S(), 0));
-                Mat3<L> own;
-                for (int i = 0; i < 9; ++i) own.m[i] = lane_of(frame.m[i], lane);
-                const Vec3<L> beside = lanes_of(side, lane);
-                const wrapping::Wrapped<L> path =
-                    wrapping::wrap<L>(lanes_of(start, lane), lanes_of(end, lane), lanes_of(center, lane), own,
-                                      get(parameters[part.radius], lane), part.cylinder, part.side < 0 ? nullptr : &beside);
-                set_mask(wraps, lane, path.wraps);
-                if (!path.wraps) continue;
-                for (int i = 0; i < 3; ++i) set_lane(first[i], lane, path.first[i]), set_lane(second[i], lane, path.second[i]);
-                set_lane(arc, lane, path.arc);
-            }
-        }
+        const Vec3<S> start = on_surface<S>(placed, part, axes, part.start, part.start_body);
+        const Vec3<S> end = on_surface<S>(placed, part, axes, part.end, part.end_body);
+        Vec3<T> side;
+        if (part.side >= 0) side = values(on_surface<S>(placed, part, axes, part.side, part.side_body));
+        const auto path = wrapping::wrap<S, T>(start, end, parameters[part.radius], part.cylinder, part.side < 0 ? nullptr : &side);
+        const auto in_world = [&](const Vec3<S> &v) { return surface.R * (axes * v); };
         // Without contact, both straight parts are the way from start to end, and only its ends take forces.
         Vec3<S> along, away;
-        const S way = straight<S>(first - start, along);
-        if (!any(wraps)) {
+        if (!any(path.wraps)) {
+            const S way = straight<S>(end - start, along);
             total = total + weight * way;
-            here.force = here.force - weight * along, force = weight * along;
+            at_end = in_world(weight * along);
+            at_start = at_start - at_end;
             if constexpr (Sum::active)
                 if (part.divisor >= 0) sum.add(part.divisor, -(weight * weight * way));
             return;
         }
-        const S back = straight<S>(end - second, away);
-        const S whole = way + select(wraps, arc + back, S(T{}));
+        const Vec3<S> first = select3(path.wraps, path.first, end), second = select3(path.wraps, path.second, start);
+        const S way = straight<S>(first - start, along), back = straight<S>(end - second, away);
+        const S whole = way + select(path.wraps, path.arc + back, S(T{}));
         total = total + weight * whole;
-        const T held = select(wraps, weight, T{});
-        here.force = here.force - weight * along, force = weight * away;
+        const Vec3<S> pull = weight * along, push = -(weight * away);
+        at_start = at_start - in_world(pull);
+        at_end = -in_world(push);
         if (!Sum::active && fixed(part.surface_body)) return;
-        const auto touch = [&](const Vec3<S> &point, const Vec3<S> &force) {
-            Pull<S> &pull = pulls[part.surface_body];
-            pull.force = pull.force + force;
-            pull.torque = pull.torque + cross(transposed_times(surface.R, point - surface.x), transposed_times(surface.R, force));
-        };
-        touch(first, held * along), touch(second, -(held * away));
+        const T held = select(path.wraps, broadcast<T>(1.0), T{});
+        const Vec3<S> both = held * (pull + push), moment = held * (cross(first, pull) + cross(second, push));
+        Pull<S> &on = pulls[part.surface_body];
+        const Vec3<S> in_body = axes * both;
+        on.force = on.force + surface.R * in_body;
+        on.torque = on.torque + axes * moment + cross(local(part.center), in_body);
         if constexpr (Sum::active) {
             if (part.divisor >= 0) sum.add(part.divisor, -(weight * weight * whole));
-            add_surface(surface, frame, part, sum, held, arc, first - center, second - center, held * along, -(held * away));
+            sum.add3(part.center, in_body);
+            add_surface(part, sum, held * weight, path, held * pull, held * push, moment);
         }
     }
 
-    // The gradient by a surface, from the points of contact from its center, and the forces there.
-    template <class S, class P>
-    void add_surface(const P &surface, const Mat3<S> &frame, const rows::TendonPart &part, const PathSum &sum, const T &held, const S &arc,
-                     const Vec3<S> &first, const Vec3<S> &second, const Vec3<S> &pull, const Vec3<S> &push) const {
-        sum.add3(part.center, transposed_times(surface.R, pull + push));
-        const Vec3<S> at[2] = {transposed_times(frame, first), transposed_times(frame, second)},
-                      force[2] = {transposed_times(frame, pull), transposed_times(frame, push)};
-        S outward = S(T{});
-        Vec3<S> moment = nothing<S>();
-        for (int i = 0; i < 2; ++i) {
-            moment = moment + cross(at[i], force[i]);
-            outward = outward + at[i].x * force[i].x + at[i].y * force[i].y;
-            if (!part.cylinder) outward = outward + at[i].z * force[i].z;
-        }
+    // The gradient by the radius and by the turn of a surface, for the forces at the points of contact, in its axes.
+    template <class S>
+    void add_surface(const rows::TendonPart &part, const PathSum &sum, const T &weight, const wrapping::Wrapped<S, T> &path,
+                     const Vec3<S> &pull, const Vec3<S> &push, const Vec3<S> &moment) const {
+        const auto outwards = [&](const Vec3<S> &at, const Vec3<S> &force) {
+            const S flat = at.x * force.x + at.y * force.y;
+            return part.cylinder ? flat : flat + at.z * force.z;
+        };
         // The arc of a cylinder grows with its part around the axis.
-        const S none = S(T{}), rise = part.cylinder ? at[1].z - at[0].z : none;
-        const auto curved = value(arc) > T{};
-        const S length = select(curved, arc, S(broadcast<T>(1.0)));
-        outward = outward + held * select(curved, length - rise * rise / length, none);
-        sum.add(part.radius, S(inverse_of(parameters[part.radius])) * outward);
+        const S none = S(T{}), rise = part.cylinder ? path.second.z - path.first.z : none;
+        const Mask<T> curved = select_mask(path.wraps, value(path.arc) > T{}, Mask<T>{});
+        const S length = select(curved, path.arc, S(broadcast<T>(1.0)));
+        const S outward = outwards(path.first, pull) + outwards(path.second, push) +
+                          weight * select(curved, length - rise * rise / length, none);
+        sum.add(part.radius, S(inverse_of(parameters[part.radius])) * select(path.wraps, outward, none));
         const Vec3<T> turn{sum.of(moment.x), sum.of(moment.y), sum.of(moment.z)};
         const Quat<T> by_q = load4(parameters + part.turn) * Quat<T>{T{}, 2.0 * turn};
         sum.sum[part.turn] += by_q.w;
         for (int i = 0; i < 3; ++i) sum.sum[part.turn + 1 + i] += by_q.v[i];
     }
 
-    static double lane_of(const T &x, int lane) { return get(x, lane); }
-    template <class R>
-    static auto lane_of(const Tangent<T, R> &x, int lane) {
-        if constexpr (lanes<T> == lanes<R>) return Tangent<double, double>(get(x.v, lane), get(x.d, lane));
-        else return x;
-    }
     template <class S>
-    static auto lanes_of(const Vec3<S> &v, int lane) {
-        return Vec3<decltype(lane_of(S(), 0))>{lane_of(v.x, lane), lane_of(v.y, lane), lane_of(v.z, lane)};
-    }
-    static void set_lane(T &to, int lane, double x) { set(to, lane, x); }
-    template <class R, class L>
-    static void set_lane(Tangent<T, R> &to, int lane, const L &x) {
-        if constexpr (lanes<T> == lanes<R>) set(to.v, lane, x.v), set(to.d, lane, x.d);
-        else to = x;
+    static TD_INLINE Vec3<S> select3(const Mask<T> &mask, const Vec3<S> &a, const Vec3<S> &b) {
+        return {select(mask, a.x, b.x), select(mask, a.y, b.y), select(mask, a.z, b.z)};
     }
 
     // -- sums of coordinates ---------------------------------------------------------------------------------------------------------
