@@ -387,14 +387,17 @@ class Drives:
             return None
 
         def reference(z: Tensor, ctrl: Tensor, act: Tensor, wrench: Tensor | None) -> tuple[Tensor, ...]:
-            warm, outs = warm_start, []
+            warm, outs, start = warm_start, [], z
             for control in [ctrl] if single else ctrl.unbind(-2):
                 outs.append(self._step(z, control, act, repeat, warm, wrench))
                 z, act, warm = outs[-1].out.z, outs[-1].act, outs[-1].out.solution.detach()
             columns = [
                 torch.broadcast_tensors(*values) for values in zip(*((o.out.z, o.act, o.force, o.out.impulses) for o in outs), strict=True)
             ]
-            return tuple(column[0] if single else torch.stack(column, dim=-2) for column in columns)
+            if single:
+                return tuple(column[0] for column in columns)
+            states, *others = columns
+            return torch.stack([start.expand_as(states[0]), *states], dim=-2), *(torch.stack(column, dim=-2) for column in others)
 
         return self._lowered.periods(reference, (z, ctrl, act, wrench, warm_start), check_repeat(repeat), single)
 
@@ -433,7 +436,7 @@ class Drives:
             self._check_size("act", act, self.num_activations)
             native = self._periods(z, ctrl, act, repeat, warm_start, wrench)
             if native is not None:
-                return _trajectory(native, z, ctrl, act)
+                return _trajectory(native, ctrl, act)
         states, acts, controls, outs, forces = [z], [act], [], [], []
         for t in range(steps):
             control = policy(z, act) if callable(ctrl) else ctrl[..., t, :]
@@ -469,15 +472,12 @@ class Drives:
             raise ValueError(f"{name}: got {got}; allowed: a tensor (..., {size}), one number for each of {list(names)}")
 
 
-def _trajectory(native: Periods, z: Tensor, ctrl: Tensor, act: Tensor) -> DriveTrajectory:
+def _trajectory(native: Periods, ctrl: Tensor, act: Tensor) -> DriveTrajectory:
     """The rollout of periods by the kernel."""
     batch = native.z.shape[:-2]
-    states, acts = (
-        torch.cat((start.expand(*batch, start.shape[-1]).unsqueeze(-2), after), dim=-2)
-        for start, after in ((z, native.z), (act, native.act))
-    )
+    acts = torch.cat((act.expand(*batch, act.shape[-1]).unsqueeze(-2), native.act), dim=-2)
     controls, solution = ctrl.expand(*batch, *ctrl.shape[-2:]), native.solution.unsqueeze(-2)
-    path = Trajectory(states, controls, native.impulses, native.status, native.iterations, native.substeps, solution)
+    path = Trajectory(native.z, controls, native.impulses, native.status, native.iterations, native.substeps, solution)
     return DriveTrajectory(path, acts, native.force)
 
 

@@ -116,37 +116,48 @@ Touch<S> inside(const Flat<S> &a, const Flat<S> &b, double radius) {
 }
 
 // -- all lanes ------------------------------------------------------------------------------------------------------------------------
+//
+// A path around a circle of radius r leaves a straight way at the point r n with the direction u. The way from p to the circle has the length
+// ρ, with p = r n − ρ u, and the way from the circle to q has q = r n + ρ u. As n·p = r and n·q = r stay,
+//
+//     u' = −n (n·p')/ρ,    u' = n (n·q')/ρ,
+//
+// and the length of the whole path changes by u_q·q' − u_p·p'.
 
+// Derivatives of S.
 template <class T>
-double lane_of(const T &x, int lane) {
-    return get(x, lane);
+TD_INLINE T slope_of(const T &) {
+    return T{};
 }
-// Where the value is shared by the lanes of the derivative, there is one path.
 template <class T, class R>
-auto lane_of(const Tangent<T, R> &x, int lane) {
-    if constexpr (lanes<T> == lanes<R>) return Tangent<double, double>(get(x.v, lane), get(x.d, lane));
-    else return x;
+TD_INLINE R slope_of(const Tangent<T, R> &x) {
+    return x.d;
 }
-template <class T>
-void set_lane(T &to, int lane, double x) {
-    set(to, lane, x);
+template <class S>
+TD_INLINE auto slopes(const Vec3<S> &a) -> Vec3<decltype(slope_of(a.x))> {
+    return {slope_of(a.x), slope_of(a.y), slope_of(a.z)};
 }
-template <class T, class R, class L>
-void set_lane(Tangent<T, R> &to, int lane, const L &x) {
-    if constexpr (lanes<T> == lanes<R>) {
-        set(to.v, lane, x.v);
-        set(to.d, lane, x.d);
-    } else {
-        to = x;
-    }
+// S of a value and a derivative.
+template <class S, class T, class R>
+TD_INLINE S with_slope(const T &value, const R &slope) {
+    if constexpr (std::is_same_v<S, T>) return value;
+    else return S(value, slope);
+}
+template <class S, class T, class R>
+TD_INLINE Flat<S> with_slopes(const Flat<T> &values, const Flat<R> &slopes) {
+    return {with_slope<S>(values.x, slopes.x), with_slope<S>(values.y, slopes.y)};
+}
+template <class A, class B>
+TD_INLINE Product<A, B> along_flat(const Flat<A> &a, const Flat<B> &b) {
+    return a.x * b.x + a.y * b.y;
 }
 
-// A path in the plane: points of contact, the arc, and the lengths of the straight ways to its ends, in lanes that wrap.
-template <class S, class T>
+// A path in the plane, in lanes that wrap. Of both ends: normals where it touches the circle, directions of the straight ways, and their lengths.
+template <class T>
 struct Path {
     Mask<T> wraps;
-    Flat<S> first, second;
-    S arc, ways[2];
+    Flat<T> normals[2], directions[2];
+    T ways[2], arc;
 };
 
 // The angle from 0 to 2π of a path around a circle: the angle between the ends, or, where it is `forced`, the one on the other side, less those
@@ -165,136 +176,215 @@ TD_INLINE T wound_angle(const T &cosine, const T &sine, const Mask<T> &forced, c
     return select(s < T{}, -half, half) + select(beyond, broadcast<T>(2.0 * pi), T{});
 }
 
-// Around a circle outside of it. side: null, or where the path has to pass.
-template <class S, class T>
-TD_INLINE Path<S, T> around(const Flat<S> &a, const Flat<S> &b, const T &radius, const Flat<T> *side) {
-    const T none{}, one = broadcast<T>(1.0), square = radius * radius, least = broadcast<T>(smallest);
-    const Flat<T> p = values(a), q = values(b), way{q.x - p.x, q.y - p.y};
-    const T length = dot(way, way), share = min(max(-dot(way, p) * inverse_of(max(length, least)), none), one);
-    const Flat<T> nearest{p.x + share * way.x, p.y + share * way.y};
-    const T sign = turned(p, q);
+// Around a circle outside of it, from p to q. side: null, or where the path has to pass.
+template <class T>
+TD_INLINE Path<T> around(const Flat<T> &p, const Flat<T> &q, const T &radius, const Flat<T> *side) {
+    const T none{}, one = broadcast<T>(1.0), square = radius * radius;
+    const Flat<T> way{q.x - p.x, q.y - p.y};
+    const T length = dot(way, way), along = -dot(way, p), swept = turned(p, q);
+    const T squares[2] = {dot(p, p), dot(q, q)};
+    // The segment meets the circle between its ends, or at one of them.
+    const Mask<T> beside = select_mask(along > none, along < length, Mask<T>{});
+    const Mask<T> blocked = select_mask(beside, swept * swept <= square * length, select(along > none, squares[1], squares[0]) <= square);
     Mask<T> forced{};
     if (side) {
         const Flat<T> away{-side->x, -side->y};
-        forced = select_mask(sign * turned(p, away) >= none, sign * turned(away, q) >= none, Mask<T>{});
+        forced = select_mask(swept * turned(p, away) >= none, swept * turned(away, q) >= none, Mask<T>{});
     }
-    const Mask<T> outside = select_mask(dot(p, p) >= square, dot(q, q) >= square, Mask<T>{});
-    Path<S, T> path{};
-    path.wraps = select_mask(dot(nearest, nearest) <= square, outside, select_mask(forced, outside, Mask<T>{}));
-    path.wraps = select_mask(length >= least, path.wraps, Mask<T>{});
+    const Mask<T> outside = select_mask(min(squares[0], squares[1]) >= square, length >= broadcast<T>(smallest), Mask<T>{});
+    Path<T> path{};
+    path.wraps = select_mask(blocked, outside, select_mask(forced, outside, Mask<T>{}));
     if (!any(path.wraps)) return path;
-    const T turning = select(sign < none, -one, one), along = select(forced, -turning, turning);
-    T shares[2];
-    const auto touch = [&](int end, const Flat<S> &point, const T &direction) {
-        const S over = dot(point, point) - square;
-        const Mask<T> apart = value(over) > none;  // a point on the circle itself is its own tangent point
-        const S root_ = select(apart, root(select(apart, over, S(one))), S(none));
-        const S part = radius * inverse_of(root_ * root_ + square), across = direction * (part * root_);
-        path.ways[end] = root_;
-        shares[end] = value(part);
-        const S out = radius * part;
-        return Flat<S>{out * point.x - across * point.y, out * point.y + across * point.x};
+    const T shorter = select(swept < none, -one, one), turning = select(forced, -shorter, shorter);
+    const auto touch = [&](int end, const Flat<T> &point, const T &direction) {
+        const T over = squares[end] - square;
+        const Mask<T> apart = over > none;  // a point on the circle itself is its own tangent point
+        const T way = select(apart, root(select(apart, over, one)), none), inverse = inverse_of(square + way * way);
+        const T out = radius * inverse, across = direction * way * inverse, sign = select(apart, turning, none);
+        const Flat<T> normal{out * point.x - across * point.y, out * point.y + across * point.x};
+        path.ways[end] = way;
+        path.normals[end] = normal;
+        path.directions[end] = {-(sign * normal.y), sign * normal.x};
     };
-    path.first = touch(0, a, along);
-    path.second = touch(1, b, -along);
-    const T lengths[2] = {value(path.ways[0]), value(path.ways[1])};
-    const T cosine = dot(p, q), angle = wound_angle(cosine, abs(sign), forced, radius, lengths);
-    if constexpr (std::is_same_v<S, T>) {
-        path.arc = radius * angle;
-    } else {
-        const S swept = turned(a, b), flat = dot(a, b);
-        const T scale = along * inverse_of(sign * sign + cosine * cosine);
-        const auto between = scale * (cosine * swept.d - sign * flat.d);
-        path.arc = {radius * angle, radius * (between - shares[0] * path.ways[0].d - shares[1] * path.ways[1].d)};
-    }
+    touch(0, p, turning);
+    touch(1, q, -turning);
+    path.arc = radius * wound_angle(dot(p, q), abs(swept), forced, radius, path.ways);
     return path;
 }
 
-// The same with a side inside of the circle, in the lanes `within`.
-template <class S, class T>
-__attribute__((noinline)) void touch_inside(const Flat<S> &a, const Flat<S> &b, const T &radius, const Mask<T> &within, Path<S, T> &path) {
+// Paths that touch the circle from inside, in the lanes `within`. moved: how the point of contact moves there.
+template <class S, class T, class R>
+__attribute__((noinline)) void touch_inside(const Flat<S> &a, const Flat<S> &b, const T &radius, const Mask<T> &within, Path<T> &path,
+                                            Flat<R> &moved) {
+    const auto lane_of = [](const S &x, int lane) {
+        if constexpr (std::is_same_v<S, T>) return get(x, lane);
+        else if constexpr (lanes<T> == lanes<R>) return Tangent<double, double>(get(x.v, lane), get(x.d, lane));
+        else return x;  // one value, whose derivatives are in lanes
+    };
     for (int lane = 0; lane < lanes<T>; ++lane) {
         if (!get_mask(within, lane)) continue;
         using L = decltype(lane_of(S(), 0));
-        const Flat<L> start{lane_of(a.x, lane), lane_of(a.y, lane)}, end{lane_of(b.x, lane), lane_of(b.y, lane)};
-        const Touch<L> touch = inside<L>(start, end, get(radius, lane));
+        const Flat<L> ends[2] = {{lane_of(a.x, lane), lane_of(a.y, lane)}, {lane_of(b.x, lane), lane_of(b.y, lane)}};
+        const Touch<L> touch = inside<L>(ends[0], ends[1], get(radius, lane));
         set_mask(path.wraps, lane, touch.touches);
         if (!touch.touches) continue;
-        for (Flat<S> *point : {&path.first, &path.second}) {
-            set_lane(point->x, lane, touch.point.x);
-            set_lane(point->y, lane, touch.point.y);
+        const Flat<double> point = values(touch.point);
+        for (int i = 0; i < 2; ++i) {
+            const Flat<double> end = values(ends[i]), way{point.x - end.x, point.y - end.y};
+            const double size = length(way), scale = size > smallest ? (i ? -1.0 : 1.0) / size : 0.0;
+            set(path.ways[i], lane, size);
+            set(path.directions[i].x, lane, scale * way.x);
+            set(path.directions[i].y, lane, scale * way.y);
+            set(path.normals[i].x, lane, point.x / get(radius, lane));
+            set(path.normals[i].y, lane, point.y / get(radius, lane));
         }
-        const auto distance = [&](const Flat<L> &end) {
-            const Flat<L> way{end.x - touch.point.x, end.y - touch.point.y};
-            return L(sqrt(dot(way, way)));
-        };
-        set_lane(path.arc, lane, L(0.0));
-        set_lane(path.ways[0], lane, distance(start));
-        set_lane(path.ways[1], lane, distance(end));
+        set(path.arc, lane, 0.0);
+        if constexpr (!std::is_same_v<S, T>) {
+            if constexpr (lanes<T> == lanes<R>) {
+                set(moved.x, lane, touch.point.x.d);
+                set(moved.y, lane, touch.point.y.d);
+            } else {
+                moved = {touch.point.x.d, touch.point.y.d};
+            }
+        }
     }
 }
 
-// Orthonormal axes of the plane of two vectors, the first one along a. Any plane through a where both are parallel.
-template <class T, class S>
-TD_INLINE void plane_of(const Vec3<S> &a, const Vec3<S> &b, Vec3<S> &x, Vec3<S> &y) {
-    const auto unit = [](const Vec3<S> &v) { return inverse_of(root(torchdojo::dot(v, v))) * v; };
-    x = unit(a);
-    Vec3<S> normal = cross(x, b);
-    const Vec3<T> n = torchdojo::values(normal), other = torchdojo::values(b);
+// Orthonormal axes x, y of the plane of two vectors, x along a, with inverse_size = 1/|a|. Any plane through a where both are parallel.
+template <class T>
+TD_INLINE void plane_of(const Vec3<T> &a, const Vec3<T> &b, Vec3<T> &x, Vec3<T> &y, T &inverse_size) {
+    inverse_size = inverse_of(root(torchdojo::dot(a, a)));
+    x = inverse_size * a;
+    Vec3<T> normal = cross(x, b);
     const T least = broadcast<T>(smallest * smallest);
-    const Mask<T> parallel = torchdojo::dot(n, n) <= smallest * smallest * max(torchdojo::dot(other, other), least);
+    const Mask<T> parallel = torchdojo::dot(normal, normal) <= least * max(torchdojo::dot(b, b), least);
     if (any(parallel)) {
-        const T one = broadcast<T>(1.0), sizes[3] = {abs(value(x.x)), abs(value(x.y)), abs(value(x.z))};
+        const T one = broadcast<T>(1.0), sizes[3] = {abs(x.x), abs(x.y), abs(x.z)};
         const Mask<T> first = select_mask(sizes[0] <= sizes[1], sizes[0] <= sizes[2], Mask<T>{});
         const T along_x = select(first, one, T{}), along_y = select(first, T{}, select(sizes[1] <= sizes[2], one, T{}));
-        const Vec3<S> spare = cross(x, Vec3<S>{S(along_x), S(along_y), S(one - along_x - along_y)});
+        const Vec3<T> spare = cross(x, Vec3<T>{along_x, along_y, one - along_x - along_y});
         for (int i = 0; i < 3; ++i) normal[i] = select(parallel, spare[i], normal[i]);
     }
-    y = unit(cross(normal, x));
+    y = cross(normal, x);
+    y = inverse_of(root(torchdojo::dot(y, y))) * y;
 }
 
-// A path in the frame of the surface: points at which it meets and leaves the surface, and the length on it, in lanes that wrap.
+// A path whose ends move.
+template <class S>
+struct MovingPath {
+    Flat<S> normals[2], directions[2];
+    S ways[2], arc;
+};
+
+// ends: in the plane, and how they move. touch: how the point of contact moves in the lanes `within`, which touch the circle from inside.
+template <class S, class T, class R>
+TD_INLINE MovingPath<S> moving(const Path<T> &path, const T &radius, const Flat<T> *ends, const Flat<R> *moved, const Mask<T> &within,
+                               const Flat<R> &touch) {
+    MovingPath<S> to;
+    if constexpr (std::is_same_v<S, T>) {
+        for (int i = 0; i < 2; ++i) {
+            to.normals[i] = path.normals[i];
+            to.directions[i] = path.directions[i];
+            to.ways[i] = path.ways[i];
+        }
+        to.arc = path.arc;
+    } else {
+        R bent{};
+        for (int i = 0; i < 2; ++i) {
+            const Flat<T> &n = path.normals[i], &u = path.directions[i];
+            const T sign = broadcast<T>(i ? 1.0 : -1.0), least = broadcast<T>(smallest);
+            const T inverse = select(path.ways[i] > least, inverse_of(max(path.ways[i], least)), T{});
+            const R turn = (sign * inverse) * along_flat(n, moved[i]), stretched = inverse * along_flat(ends[i], moved[i]);
+            to.normals[i] = {S(n.x, -(turn * u.x)), S(n.y, -(turn * u.y))};
+            to.directions[i] = {S(u.x, turn * n.x), S(u.y, turn * n.y)};
+            to.ways[i] = S(path.ways[i], stretched);
+            bent = bent + sign * along_flat(u, moved[i]) - stretched;
+        }
+        to.arc = S(path.arc, bent);
+        if (!any(within)) return to;
+        for (int i = 0; i < 2; ++i) {
+            const Flat<T> &n = path.normals[i], &u = path.directions[i];
+            const T sign = broadcast<T>(i ? 1.0 : -1.0), least = broadcast<T>(smallest), per_radius = inverse_of(radius);
+            const T inverse = select(path.ways[i] > least, inverse_of(max(path.ways[i], least)), T{});
+            const Flat<R> way{sign * (moved[i].x - touch.x), sign * (moved[i].y - touch.y)};
+            const R stretched = along_flat(u, way);
+            const auto choose = [&](S &to, const S &inner) { to = select(within, inner, to); };
+            choose(to.normals[i].x, S(n.x, per_radius * touch.x));
+            choose(to.normals[i].y, S(n.y, per_radius * touch.y));
+            choose(to.directions[i].x, S(u.x, inverse * (way.x - stretched * u.x)));
+            choose(to.directions[i].y, S(u.y, inverse * (way.y - stretched * u.y)));
+            choose(to.ways[i], S(path.ways[i], stretched));
+        }
+        to.arc = select(within, S(path.arc), to.arc);
+    }
+    return to;
+}
+
+// A path in axes of the surface: its length, the directions of the straight ways at its start and its end, and the derivative of the length by
+// the radius, times the radius. In lanes that wrap.
 template <class S, class T>
 struct Wrapped {
     Mask<T> wraps;
-    Vec3<S> first, second;
-    S arc;
+    Vec3<S> along, away;
+    S length, by_radius;
 };
 
 // The path between two points around a sphere, or a cylinder along the third axis, at the origin. side: null, or the side site.
 template <class S, class T>
 TD_INLINE Wrapped<S, T> wrap(const Vec3<S> &start, const Vec3<S> &end, const T &radius, bool cylinder, const Vec3<T> *side) {
-    const S none = S(T{}), one = S(broadcast<T>(1.0));
-    Vec3<S> x{one, none, none}, y{none, one, none};
-    Flat<S> a{start.x, start.y}, b{end.x, end.y};
+    const T none{}, one = broadcast<T>(1.0);
+    const Vec3<T> p = values(start), q = values(end);
+    const auto moved_start = slopes(start), moved_end = slopes(end);
+    using R = std::decay_t<decltype(moved_start.x)>;
+    Vec3<T> x{one, none, none}, y{none, one, none};
+    T inverse_size{};
+    if (!cylinder) plane_of(p, q, x, y, inverse_size);
+    const auto flat = [&](const auto &v) {
+        using V = std::decay_t<decltype(v.x)>;
+        return cylinder ? Flat<V>{v.x, v.y} : Flat<V>{torchdojo::dot(x, v), torchdojo::dot(y, v)};
+    };
+    const Flat<T> ends[2] = {flat(p), flat(q)};
+    const Flat<R> moved[2] = {flat(moved_start), flat(moved_end)};
     Flat<T> beside;
-    if (side) beside = {side->x, side->y};
-    if (!cylinder) {
-        plane_of<T>(start, end, x, y);
-        a = {torchdojo::dot(start, x), none};
-        b = {torchdojo::dot(end, x), torchdojo::dot(end, y)};
-        if (side) beside = {torchdojo::dot(*side, torchdojo::values(x)), torchdojo::dot(*side, torchdojo::values(y))};
-    }
-    Path<S, T> path = around<S, T>(a, b, radius, side ? &beside : nullptr);
+    if (side) beside = flat(*side);
+    Path<T> path = around<T>(ends[0], ends[1], radius, side ? &beside : nullptr);
+    Mask<T> within{};
+    Flat<R> touch{};
     if (side) {
-        const Mask<T> within = torchdojo::dot(*side, *side) < radius * radius;
-        if (any(within)) touch_inside(a, b, radius, within, path);
+        within = torchdojo::dot(*side, *side) < radius * radius;
+        if (any(within)) touch_inside<S>(with_slopes<S>(ends[0], moved[0]), with_slopes<S>(ends[1], moved[1]), radius, within, path, touch);
     }
-    const Vec3<T> p = torchdojo::values(start), q = torchdojo::values(end);
-    const T least = min(min(torchdojo::dot(p, p), torchdojo::dot(q, q)), radius * radius);
     Wrapped<S, T> result;
+    const T least = min(min(torchdojo::dot(p, p), torchdojo::dot(q, q)), radius * radius);
     result.wraps = select_mask(least > broadcast<T>(smallest * smallest), path.wraps, Mask<T>{});
     if (!any(result.wraps)) return result;
-    result.arc = path.arc;
+    const MovingPath<S> own = moving<S>(path, radius, ends, moved, within, touch);
+    const Flat<S> *u = own.directions;
+    result.length = own.ways[0] + own.arc + own.ways[1];
+    result.by_radius = radius * (dot(own.normals[0], u[0]) - dot(own.normals[1], u[1])) + own.arc;
     if (cylinder) {
         // The string is a straight line on the surface rolled out, so its height grows with the length in the plane.
-        const S rise = (end.z - start.z) * inverse_of(path.ways[0] + path.arc + path.ways[1]);
-        result.first = {path.first.x, path.first.y, start.z + rise * path.ways[0]};
-        result.second = {path.second.x, path.second.y, start.z + rise * (path.ways[0] + path.arc)};
-        result.arc = path.arc * root(one + rise * rise);
-    } else {
-        result.first = path.first.x * x + path.first.y * y;
-        result.second = path.second.x * x + path.second.y * y;
+        const S rise = (end.z - start.z) * inverse_of(result.length), stretch = root(rise * rise + one), cosine = inverse_of(stretch);
+        result.along = {cosine * u[0].x, cosine * u[0].y, cosine * rise};
+        result.away = {cosine * u[1].x, cosine * u[1].y, cosine * rise};
+        result.length = stretch * result.length;
+        result.by_radius = cosine * result.by_radius;
+        return result;
+    }
+    Vec3<S> *const directions[2] = {&result.along, &result.away};
+    for (int i = 0; i < 2; ++i)
+        for (int k = 0; k < 3; ++k) (*directions[i])[k] = u[i].x * x[k] + u[i].y * y[k];
+    if constexpr (!std::is_same_v<S, T>) {
+        // The normal m of the plane stays across p and q: m'·p = −m·p'.
+        const Vec3<T> m = cross(x, y);
+        const T &b = ends[1].y, floor = broadcast<T>(smallest);
+        const T inverse = select(b > floor, inverse_of(max(b, floor)), none);
+        const R turn_x = -(inverse_size * torchdojo::dot(m, moved_start));
+        const R turn_y = -(inverse * (torchdojo::dot(m, moved_end) + ends[1].x * turn_x));
+        for (int i = 0; i < 2; ++i) {
+            const R out = path.directions[i].x * turn_x + path.directions[i].y * turn_y;
+            for (int k = 0; k < 3; ++k) (*directions[i])[k].d = (*directions[i])[k].d - out * m[k];
+        }
     }
     return result;
 }

@@ -146,12 +146,20 @@ private:
     // Distance and unit vector; zero between points that coincide.
     template <class S>
     static TD_INLINE S straight(const Vec3<S> &way, Vec3<S> &unit) {
-        const auto v = values(way);
-        const auto far = max(max(abs(v.x), abs(v.y)), abs(v.z)) >= broadcast<T>(constant::no_direction);
-        const S distance = root(select(far, dot(way, way), S(broadcast<T>(1.0)))), inverse = inverse_of(distance);
-        const S none = S(T{});
-        unit = {select(far, inverse * way.x, none), select(far, inverse * way.y, none), select(far, inverse * way.z, none)};
-        return select(far, distance, none);
+        const Vec3<T> v = values(way);
+        const Mask<T> far = max(max(abs(v.x), abs(v.y)), abs(v.z)) >= broadcast<T>(constant::no_direction);
+        const T distance = root(select(far, dot(v, v), broadcast<T>(1.0))), inverse = select(far, inverse_of(distance), T{});
+        const Vec3<T> direction = inverse * v;
+        const T size = select(far, distance, T{});
+        if constexpr (std::is_same_v<S, T>) {
+            unit = direction;
+            return size;
+        } else {
+            const auto moved = wrapping::slopes(way);
+            const auto stretched = dot(direction, moved);
+            for (int i = 0; i < 3; ++i) unit[i] = S(direction[i], inverse * (moved[i] - direction[i] * stretched));
+            return S(size, stretched);
+        }
     }
 
     template <class S, class P, class Sum>
@@ -223,58 +231,38 @@ private:
         Vec3<T> side;
         if (part.side >= 0) side = values(on_surface<S>(placed, part, axes, part.side, part.side_body));
         const auto path = wrapping::wrap<S, T>(start, end, parameters[part.radius], part.cylinder, part.side < 0 ? nullptr : &side);
-        const auto in_world = [&](const Vec3<S> &v) { return surface.R * (axes * v); };
-        // Without contact, both straight parts are the way from start to end, and only its ends take forces.
-        Vec3<S> along, away;
-        if (!any(path.wraps)) {
-            const S way = straight<S>(end - start, along);
-            total = total + weight * way;
-            at_end = in_world(weight * along);
-            at_start = at_start - at_end;
-            if constexpr (Sum::active)
-                if (part.divisor >= 0) sum.add(part.divisor, -(weight * weight * way));
-            return;
+        // Without contact, the way is straight, and only its ends take forces.
+        Vec3<S> along = path.along, away = path.away;
+        S whole = path.length;
+        if (any(negate(path.wraps))) {
+            Vec3<S> unit;
+            const S way = straight<S>(end - start, unit);
+            along = select3(path.wraps, along, unit);
+            away = select3(path.wraps, away, unit);
+            whole = select(path.wraps, whole, way);
         }
-        const Vec3<S> first = select3(path.wraps, path.first, end), second = select3(path.wraps, path.second, start);
-        const S way = straight<S>(first - start, along), back = straight<S>(end - second, away);
-        const S whole = way + select(path.wraps, path.arc + back, S(T{}));
         total = total + weight * whole;
         const Vec3<S> pull = weight * along, push = -(weight * away);
-        at_start = at_start - in_world(pull);
-        at_end = -in_world(push);
-        if (!Sum::active && fixed(part.surface_body)) return;
+        at_start = at_start - surface.R * (axes * pull);
+        at_end = -(surface.R * (axes * push));
+        if constexpr (Sum::active)
+            if (part.divisor >= 0) sum.add(part.divisor, -(weight * weight * whole));
+        if (!any(path.wraps) || (!Sum::active && fixed(part.surface_body))) return;
+        // The string acts on the surface as its ends act on it. Where it is straight, it does not.
         const T held = select(path.wraps, broadcast<T>(1.0), T{});
-        const Vec3<S> both = held * (pull + push), moment = held * (cross(first, pull) + cross(second, push));
+        const Vec3<S> in_body = axes * (held * (pull + push)), moment = held * (cross(start, pull) + cross(end, push));
         Pull<S> &on = pulls[part.surface_body];
-        const Vec3<S> in_body = axes * both;
         on.force = on.force + surface.R * in_body;
         on.torque = on.torque + axes * moment + cross(local(part.center), in_body);
         if constexpr (Sum::active) {
-            if (part.divisor >= 0) sum.add(part.divisor, -(weight * weight * whole));
             sum.add3(part.center, in_body);
-            add_surface(part, sum, held * weight, path, held * pull, held * push, moment);
+            const S stretch = select(path.wraps, path.by_radius, S(T{}));
+            sum.add(part.radius, weight * inverse_of(parameters[part.radius]) * stretch);
+            const Vec3<T> turn{sum.of(moment.x), sum.of(moment.y), sum.of(moment.z)};
+            const Quat<T> by_q = load4(parameters + part.turn) * Quat<T>{T{}, 2.0 * turn};
+            sum.sum[part.turn] += by_q.w;
+            for (int i = 0; i < 3; ++i) sum.sum[part.turn + 1 + i] += by_q.v[i];
         }
-    }
-
-    // The gradient by the radius and by the turn of a surface, for the forces at the points of contact, in its axes.
-    template <class S>
-    void add_surface(const rows::TendonPart &part, const PathSum &sum, const T &weight, const wrapping::Wrapped<S, T> &path,
-                     const Vec3<S> &pull, const Vec3<S> &push, const Vec3<S> &moment) const {
-        const auto outwards = [&](const Vec3<S> &at, const Vec3<S> &force) {
-            const S flat = at.x * force.x + at.y * force.y;
-            return part.cylinder ? flat : flat + at.z * force.z;
-        };
-        // The arc of a cylinder grows with its part around the axis.
-        const S none = S(T{}), rise = part.cylinder ? path.second.z - path.first.z : none;
-        const Mask<T> curved = select_mask(path.wraps, value(path.arc) > T{}, Mask<T>{});
-        const S length = select(curved, path.arc, S(broadcast<T>(1.0)));
-        const S outward = outwards(path.first, pull) + outwards(path.second, push) +
-                          weight * select(curved, length - rise * rise / length, none);
-        sum.add(part.radius, S(inverse_of(parameters[part.radius])) * select(path.wraps, outward, none));
-        const Vec3<T> turn{sum.of(moment.x), sum.of(moment.y), sum.of(moment.z)};
-        const Quat<T> by_q = load4(parameters + part.turn) * Quat<T>{T{}, 2.0 * turn};
-        sum.sum[part.turn] += by_q.w;
-        for (int i = 0; i < 3; ++i) sum.sum[part.turn + 1 + i] += by_q.v[i];
     }
 
     template <class S>
