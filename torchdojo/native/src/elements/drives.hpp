@@ -18,7 +18,7 @@
 #include "elements/drive_adhesion.hpp"
 #include "elements/drive_frames.hpp"
 #include "elements/drive_laws.hpp"
-#include "elements/tendon_path.hpp"
+#include "elements/drive_tendons.hpp"
 
 namespace torchdojo {
 
@@ -26,6 +26,7 @@ namespace torchdojo {
 template <class T>
 struct DrivenLanes {
     bool active[lanes<T>] = {};
+    int row[lanes<T>] = {};  // of arrays with a row per environment
     int64_t environment[lanes<T>] = {};
     const double *parameters[lanes<T>], *z[lanes<T>], *ctrl[lanes<T>], *act[lanes<T>];
 
@@ -35,6 +36,7 @@ struct DrivenLanes {
         while (!active[from]) ++from;
         for (int lane = 0; lane < lanes<T>; ++lane)
             if (!active[lane]) {
+                row[lane] = row[from];
                 environment[lane] = environment[from];
                 parameters[lane] = parameters[from], z[lane] = z[from], ctrl[lane] = ctrl[from], act[lane] = act[from];
             }
@@ -46,12 +48,13 @@ class DriveForces {
 public:
     explicit DriveForces(const MechanismTable &m)
         : m(m), bodies(m.num_bodies + 1, MovingBody<T>::world()), gradients(m.num_bodies + 1), z(state_size * m.num_bodies),
-          parameters(m.num_parameters), u(m.num_inputs), wrench(6 * m.num_bodies) {}
+          parameters(m.num_parameters), u(m.num_inputs), wrench(6 * m.num_bodies), tendons(m, bodies, z, parameters, gradients) {}
 
     // For a call of the kernel. shared: the parameters of all environments, or null.
     void begin(const TdDrives &drives, const double *shared) {
         d = &drives, common = shared;
         needs.assign(m.num_bodies, 0);
+        tendons.active = false;
         const auto need = [&](int body, uint8_t what) {
             if (body < m.num_bodies) needs[body] |= what;
         };
@@ -65,22 +68,27 @@ public:
                 for (int32_t body : {row->body, row->other, row->carrier})
                     if (body >= 0) need(body, frame);
             } else if (row->target == drive_target::tendon) {
-                const TendonTable &tendon = m.tendons[row->tendon];
-                for (int k = 0; k < tendon.num_bodies; ++k) need(m.tendon_bodies[tendon.first_body + k], frame);
+                tendons.active = true;
             } else {
                 const JointTable &joint = m.joints[row->joint];
                 need(joint.parent, hinge(joint) ? turns : moves), need(joint.child, hinge(joint) ? turns : moves);
             }
         }
+        for (const TendonTable &tendon : m.tendons)
+            for (int k = 0; tendons.active && k < tendon.num_bodies; ++k) need(m.tendon_bodies[tendon.first_body + k], frame);
         ctrl.resize(drives.drives), act.resize(drives.activations), next.resize(drives.activations), force.resize(drives.drives);
         if (drives.stride) numbers.resize(size_t(drives.drives) * drive_number::size);
         for (int k = 0; shared && k < m.num_parameters; ++k) parameters[k] = broadcast<T>(shared[k]);
     }
 
+    // Tendons at which drives pull.
+    const DriveTendons<T> &pulled() const { return tendons; }
+
     // Inputs, wrenches (with those `given`, null: zero) and activations after the step, one row per lane; forces where they are wanted.
     void step(const DrivenLanes<T> &at, const double *const *given, double *inputs, double *wrenches, double *moved,
               double *const *forces) {
         load<false>(at);
+        tendons.measure();
         std::fill(u.begin(), u.end(), T{}), std::fill(wrench.begin(), wrench.end(), T{});
         next = act;
         each([&](const rows::Drive &row, const auto &p, const Law &law) {
@@ -119,16 +127,18 @@ public:
         }
     }
 
-    // Adds the gradients by controls and states, for those of inputs and wrenches (a row per lane) and of forces, where they are given.
-    // `by_act` (a row per lane) goes from the gradient by the activations after the step to that by those before.
-    void adjoint(const DrivenLanes<T> &at, const double *grad_inputs, const double *grad_wrenches, const double *const *grad_forces,
-                 double *by_act, double *const *grad_ctrl, double *grad_z) {
+    // Adds the gradients by controls and states, for those of inputs and wrenches (in rows) and of forces, where they are given. `by_act` (in
+    // rows) goes from the gradient by the activations after the step to that by those before. problem: null, or one that has measured the
+    // tendons in the same lanes; then the gradients by tendons that wait are pulled back, too.
+    void adjoint(const DrivenLanes<T> &at, const Problem<T> *problem, const TendonGradient<T> *waiting, const double *grad_inputs,
+                 const double *grad_wrenches, const double *const *grad_forces, double *by_act, double *const *grad_ctrl, double *grad_z) {
         load<true>(at);
+        tendons.begin_gradients(problem, waiting);
         std::fill(gradients.begin(), gradients.end(), StateGradient<T>{});
         const int nf = 6 * m.num_bodies;
-        gather(u, grad_inputs, m.num_inputs);
-        if (d->pushes) gather(wrench, grad_wrenches, nf);
-        gather(next, by_act, int(d->activations));
+        gather(at, u, grad_inputs, m.num_inputs);
+        if (d->pushes) gather(at, wrench, grad_wrenches, nf);
+        gather(at, next, by_act, int(d->activations));
         for (int64_t k = 0; k < d->drives; ++k)
             for (int lane = 0; lane < lanes<T>; ++lane) set(force[k], lane, grad_forces[lane] ? grad_forces[lane][k] : 0.0);
         T by_q[6] = {}, by_qd[6] = {};
@@ -162,7 +172,7 @@ public:
             } else if (between(row)) {
                 pull_back_frames(row, p, law.force, by_length, by_velocity);
             } else if (row.target == drive_target::tendon) {
-                pull_back_tendon(row.tendon, gear * by_length, gear * by_velocity);
+                tendons.add_gradient(row.tendon, gear * by_length, gear * by_velocity);
             } else {
                 by_q[row.coordinate] += gear * by_length, by_qd[row.coordinate] += gear * by_velocity;
                 const rows::Drive *other = &row + 1 < rows_end() ? &row + 1 : nullptr;
@@ -174,6 +184,7 @@ public:
                 std::fill_n(by_q, 6, T{}), std::fill_n(by_qd, 6, T{});
             }
         });
+        tendons.pull_back();
         for (int i = 0; i < m.num_bodies; ++i) {
             if (needs[i]) bodies[i].store(gradients[i], &z[state_size * i]);
             else std::fill_n(&z[state_size * i], state_size, T{});
@@ -181,9 +192,10 @@ public:
         const int nz = state_size * m.num_bodies;
         for (int lane = 0; lane < lanes<T>; ++lane) {
             if (!at.active[lane] || !get_mask(good, lane)) continue;
-            for (int k = 0; k < nz; ++k) grad_z[lane * nz + k] += get(z[k], lane);
+            const int row = at.row[lane];
+            for (int k = 0; k < nz; ++k) grad_z[row * nz + k] += get(z[k], lane);
             for (int64_t k = 0; k < d->drives; ++k) grad_ctrl[lane][k] += get(force[k], lane);
-            for (int64_t k = 0; k < d->activations; ++k) by_act[lane * d->activations + k] = get(next[k], lane);
+            for (int64_t k = 0; k < d->activations; ++k) by_act[row * d->activations + k] = get(next[k], lane);
         }
     }
 
@@ -205,7 +217,8 @@ private:
     std::vector<StateGradient<T>> gradients;
     std::vector<T> z, parameters, u, wrench, ctrl, act, next, force;
     std::vector<T> numbers;  // of the drives, where environments have their own
-    Pull<T> pulls[most_tendon_bodies] = {};  // of the tendon or the frames that were measured last
+    DriveTendons<T> tendons;
+    Pull<T> pulls[3] = {};  // of the frames that were measured last
     std::vector<Pull<T>> held, along;  // of all bodies, of the adhesion that was measured last, and what its pulls are multiplied with
     const double *samples[lanes<T>] = {};  // of height fields, behind the parameters
     Mask<T> good{};  // lanes whose controls and activations are all finite
@@ -214,9 +227,9 @@ private:
     const rows::Drive *rows_begin() const { return reinterpret_cast<const rows::Drive *>(d->table); }
     const rows::Drive *rows_end() const { return rows_begin() + d->drives; }
     // Numbers of all lanes, a row each, side by side.
-    static void gather(std::vector<T> &to, const double *rows, int count) {
+    static void gather(const DrivenLanes<T> &at, std::vector<T> &to, const double *rows, int count) {
         const double *from[lanes<T>];
-        for (int lane = 0; lane < lanes<T>; ++lane) from[lane] = rows + lane * count;
+        for (int lane = 0; lane < lanes<T>; ++lane) from[lane] = rows + at.row[lane] * count;
         interleave(from, size_t(count), to.data());
     }
 
@@ -271,26 +284,6 @@ private:
     }
 
     Vec3<T> omega(int body) const { return body == m.num_bodies ? Vec3<T>{} : load3(&z[state_size * body + 10]); }
-    TendonPath<T> path_of(int tendon) const {
-        return {m, m.tendons[tendon], parameters.data(), [&](int body) -> const BodyPose<T> & { return bodies[body].pose; }};
-    }
-
-    // Adds the gradient of by_length · L + by_velocity · L̇ for the tendon whose pulls were set last.
-    void pull_back_tendon(int tendon, const T &by_length, const T &by_velocity) {
-        const TendonPath<T> path = path_of(tendon);
-        Pull<T> along[most_tendon_bodies];
-        for (int i = 0; i < path.places(); ++i) {
-            const int body = path.body(i);
-            StateGradient<T> &to = gradients[body];
-            along[i].force = by_velocity * bodies[body].v, along[i].torque = by_velocity * omega(body);
-            to.v = to.v + by_velocity * pulls[i].force, to.omega = to.omega + by_velocity * pulls[i].torque;
-        }
-        path.pull_back(pulls, by_length, along, [&](int place, const Vec3<T> &x, const Vec3<T> &phi) {
-            StateGradient<T> &to = gradients[path.body(place)];
-            to.x = to.x + x, to.phi = to.phi + phi;
-        });
-    }
-
     // Adds the gradient of by_length · l + by_velocity · v + by wrench · force · pulls for the frames whose pulls were set last.
     template <class P>
     TD_INLINE void pull_back_frames(const rows::Drive &row, const P &p, const T &force, const T &by_length, const T &by_velocity) {
@@ -388,8 +381,8 @@ private:
                 velocity += dot(pulls[place].force, bodies[body].v) + dot(pulls[place].torque, omega(body));
             });
         } else if (row.target == drive_target::tendon) {
-            measure_tendon(row.tendon, length, velocity);
-            length = gear * length, velocity = gear * velocity;
+            length = gear * tendons.length(row.tendon);
+            velocity = gear * tendons.rate(row.tendon);
         } else {
             if (row.joint != at) {
                 at = row.joint;
@@ -404,15 +397,6 @@ private:
         const JointMotion<T> motion(joint, parameters.data(), bodies[joint.parent], bodies[joint.child]);
         motion.coordinates(q), motion.rates(qd);
     }
-    void measure_tendon(int tendon, T &length, T &rate) {
-        const TendonPath<T> path = path_of(tendon);
-        length = path.length(pulls), rate = T{};
-        for (int i = 0; i < path.places(); ++i) {
-            const int body = path.body(i);
-            if (body < m.num_bodies) rate += dot(pulls[i].force, bodies[body].v) + dot(pulls[i].torque, omega(body));
-        }
-    }
-
     // Calls f(row, numbers, law) for every drive.
     template <class F>
     TD_INLINE void each(F &&f) {

@@ -23,7 +23,11 @@ namespace torchdojo {
 template <class T>
 struct Tendons {
     static void prepare(Problem<T> &problem) {
-        for (int i = 0; i < problem.mechanism.num_tendons; ++i) prepare(problem, problem.mechanism.tendons[i], problem.tendons[i]);
+        const bool wanted = any(negate(problem.measured));
+        for (int i = 0; i < problem.mechanism.num_tendons; ++i) {
+            if (wanted) measure(problem, problem.mechanism.tendons[i], problem.tendons[i]);
+            prepare(problem, problem.mechanism.tendons[i], problem.tendons[i]);
+        }
     }
 
     template <bool condensed, bool derived>
@@ -74,7 +78,12 @@ struct Tendons {
                 c[k].force = lambda * load3(alpha) - drag * load3(twist), c[k].torque = lambda * load3(alpha + 3) - drag * load3(twist + 3);
             }
             const R by_length = data.by_length * mu;
-            pull_back(adjoint, problem, tendon, pulls_of(problem, tendon), by_length, c);
+            if (adjoint.tendons.later) {
+                adjoint.tendons.by_length[i] = by_length;
+                std::copy_n(c, tendon.num_bodies, &adjoint.tendons.along[tendon.first_body]);
+            } else {
+                pull_back(adjoint, problem, tendon, pulls_of(problem, tendon), by_length, c);
+            }
             if (tendon.armature) multiply_incoming(adjoint, problem, tendon, mu);
         }
     }
@@ -258,11 +267,22 @@ private:
     }
     static const Pull<T> *pulls_of(const Problem<T> &problem, const TendonTable &tendon) { return &problem.pulls[tendon.first_body]; }
 
+    // Sets length and pulls in the lanes that are not measured.
+    static void measure(Problem<T> &problem, const TendonTable &tendon, TendonData<T> &data) {
+        Pull<T> *pulls = &problem.pulls[tendon.first_body];
+        if (!any(problem.measured)) {
+            data.length = path_of(problem, tendon).length(pulls);
+            return;
+        }
+        Pull<T> latest[most_tendon_bodies];
+        data.length = select(problem.measured, data.length, path_of(problem, tendon).length(latest));
+        for (int k = 0; k < tendon.num_bodies; ++k) pulls[k] = select(problem.measured, pulls[k], latest[k]);
+    }
+
     static void prepare(Problem<T> &problem, const TendonTable &tendon, TendonData<T> &data) {
         const T h = problem.timestep(), *p = &problem.parameters[tendon.parameters];
-        const T length = path_of(problem, tendon).length(&problem.pulls[tendon.first_body]);
+        const T &length = data.length;
         const T below = max(p[parameter::tendon::rest_lower] - length, T{}), above = max(length - p[parameter::tendon::rest_upper], T{});
-        data.length = length;
         const T stretch = below - above, stiffness = select(stretch == T{}, T{}, p[parameter::tendon::stiffness]);
         data.stiffness = -h * stiffness;
         data.given = h * (p[parameter::tendon::stiffness] * stretch);
