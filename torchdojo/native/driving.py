@@ -59,8 +59,9 @@ class DriveTable(NamedTuple):
 class Periods(NamedTuple):
     """P periods of environments (...), or one without its dimension.
 
-    z: (..., P + 1, 13 nb), at the start and after each period; one period: after it alone. act: (..., P, na) after each. force: (..., P, n)
-    of the first step of each. impulses: (..., P, ni). status, iterations, substeps: (..., P). solution: (..., num_unknowns) of the last step.
+    z: (..., P + 1, 13 nb), at the start and after each period; one period: after it alone. act: (..., P, na) after each.
+    force: (..., P, n) of the first step of each. impulses: (..., P, ni). status, iterations, substeps: (..., P).
+    solution: (..., num_unknowns) of the last step.
     """
 
     z: Tensor
@@ -274,7 +275,7 @@ class Driven(torch.autograd.Function):
         ctx.held = program, request, parameters, table, reference, single
         ctx.save_for_backward(z, ctrl, act, wrench, states, acts, inputs, wrenches, w, counts[0], counts[2])
         ctx.set_materialize_grads(False)
-        # Backward keeps the states and activations of all steps. Callers may write to theirs, but for the states of rollouts, which are many.
+        # Backward keeps the states and activations of all steps. Callers may write to theirs, but for states of rollouts: they are many.
         act_after = acts[..., repeat - 1 :: repeat, :].clone()
         if single:
             z_after = states[..., -1:, :].clone()
@@ -305,7 +306,8 @@ class Driven(torch.autograd.Function):
         batch = call.batch
         if single:
             grads = tuple(None if grad is None else grad.unsqueeze(-2) for grad in grads)
-        grad_z, grad_act = _of_steps(grads[0], states, 0 if not single else repeat - 1, repeat), _of_steps(grads[1], acts, repeat - 1, repeat)
+        grad_z = _of_steps(grads[0], states, repeat - 1 if single else 0, repeat)
+        grad_act = _of_steps(grads[1], acts, repeat - 1, repeat)
         grad_z = torch.zeros_like(states) if grad_z is None else grad_z
         grad_after, grad_stride = behind_start(grad_z, call.steps)
         grad_force, grad_impulses = (None if grad is None else grad.contiguous() for grad in grads[2:])

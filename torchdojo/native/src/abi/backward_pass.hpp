@@ -181,7 +181,7 @@ private:
         }
         if (!r.drives) return;
         if (t == r.steps - 1) workspace.drives.start();
-        const auto pull_back = [&](const int *rows, int count, const StepGradient<T> *stepped) {
+        const auto pull_back = [&](const int *rows, int count, StepGradient<T> *stepped) {
             if (count)
                 workspace.drives.pull_back(r, start, rows, count, t, from, workspace.grad_inputs.data(), workspace.grad_wrench.data(),
                                            g.grad_u, workspace.grad_z.data(), stepped);

@@ -117,7 +117,7 @@ public:
     // their lengths and pulls wait.
     void pull_back(const TdRollout &r, int64_t first, const int *rows, int count, int64_t t, const double *const *z,
                    const double *grad_inputs, const double *grad_wrenches, double *grad_controls, double *grad_z,
-                   const StepGradient<T> *stepped) {
+                   StepGradient<T> *stepped) {
         const TdDrives &d = *r.drives;
         const int64_t na = d.activations;
         DrivenLanes<T> driven_lanes;
@@ -139,7 +139,7 @@ public:
         }
         driven_lanes.fill();
         const Problem<T> *problem = stepped ? &stepped->stepper.problem : nullptr;
-        const TendonGradient<T> *waiting = stepped ? &stepped->adjoint.tendons : nullptr;
+        TendonGradient<T> *waiting = stepped ? &stepped->adjoint.tendons : nullptr;
         forces.adjoint(driven_lanes, problem, waiting, grad_inputs, grad_wrenches, by_force, by_act.data(), by_ctrl, grad_z);
         for (int lane = 0; t == 0 && lane < count; ++lane)
             std::copy_n(&by_act[rows[lane] * na], na, d.by_start + (first + rows[lane]) * na);

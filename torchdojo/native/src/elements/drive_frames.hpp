@@ -34,7 +34,8 @@ struct FramePair {
     }
 };
 
-// A site relative to another one. With g and γ in the axes of the other body, F = R₂ g, and the offset q_o between the frames,
+// A site relative to another one. A body that floats has a site at its anchor, relative to the world, without a length, and perhaps a further
+// torque in its own axes. With g and γ in the axes of the other body, F = R₂ g, and the offset q_o between the frames,
 //
 //     l = F·d + γ·θ,   θ = log(q₂⁻¹ q₁ q_o),   Φ = λ l + F·(a₁ + R₁(b₁ × p₁) − a₂ − w × d) + R₂ γ·R₁ b₁ − b₂·(p₂ × g + γ),   w = R_c b_c.
 template <class T>
@@ -42,18 +43,19 @@ struct SitePair : FramePair<T> {
     using FramePair<T>::own, FramePair<T>::other, FramePair<T>::arm, FramePair<T>::other_arm, FramePair<T>::apart;
     using FramePair<T>::in_own, FramePair<T>::in_other, FramePair<T>::add_apart;
     const MovingBody<T> &carrier;
-    Vec3<T> push, turn, force, torque;
+    Vec3<T> push, turn, own_turn, force, torque;
     Quat<T> offset;
     RotationVector<T> angle;
 
     template <class N>
     SitePair(const MovingBody<T> &own, const MovingBody<T> &other, const MovingBody<T> &carrier, const drive_laws::Numbers<T, N> &p)
         : FramePair<T>(own, other, p), carrier(carrier), push(p.vector(drive_number::push)), turn(p.vector(drive_number::turn)),
-          force(other.pose.R * push), torque(other.pose.R * turn), offset{p[drive_number::offset], p.vector(drive_number::offset + 1)},
+          own_turn(p.vector(drive_number::own_turn)), force(other.pose.R * push), torque(other.pose.R * turn),
+          offset{p[drive_number::offset], p.vector(drive_number::offset + 1)},
           angle(rotation_vector(conjugate(other.pose.q) * own.pose.q * offset)) {}
 
     TD_INLINE T length(Pull<T> *pulls) const {
-        pulls[0] = {force, cross(arm, in_own(force)) + in_own(torque)};
+        pulls[0] = {force, cross(arm, in_own(force)) + in_own(torque) + own_turn};
         pulls[1] = {-force, -(cross(other_arm, push) + turn)};
         pulls[2] = {Vec3<T>{}, transposed_times(carrier.pose.R, cross(force, apart))};
         return dot(force, apart) + dot(turn, angle.theta);

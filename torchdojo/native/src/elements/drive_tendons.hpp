@@ -12,14 +12,15 @@ public:
     // bodies, z and gradients are those of the drives, at the state of the lanes; the world is the last body. parameters: packed.
     DriveTendons(const MechanismTable &m, const std::vector<MovingBody<T>> &bodies, const std::vector<T> &z,
                  const std::vector<T> &parameters, std::vector<StateGradient<T>> &gradients)
-        : m(m), bodies(bodies), z(z), parameters(parameters), gradients(gradients), lengths(m.num_tendons), pulls(m.num_tendon_bodies),
-          sums{std::vector<T>(m.num_tendons), std::vector<Pull<T>>(m.num_tendon_bodies)}, by_rate(m.num_tendons) {}
+        : m(m), bodies(bodies), z(z), parameters(parameters), gradients(gradients), lengths(m.num_tendons), by_rate(m.num_tendons),
+          own_pulls(m.num_tendon_bodies), own_sums{std::vector<T>(m.num_tendons), std::vector<Pull<T>>(m.num_tendon_bodies)} {}
 
     // Whether some drive pulls at a tendon. Then all tendons are measured, as a step needs them.
     bool active = false;
 
     void measure() {
-        for (int i = 0; active && i < m.num_tendons; ++i) lengths[i] = path_of(m.tendons[i]).length(&pulls[m.tendons[i].first_body]);
+        pulls = own_pulls.data();
+        for (int i = 0; active && i < m.num_tendons; ++i) lengths[i] = path_of(m.tendons[i]).length(&own_pulls[m.tendons[i].first_body]);
     }
 
     const T &length(int tendon) const { return lengths[tendon]; }
@@ -43,29 +44,31 @@ public:
         }
     }
 
-    // Begins to sum gradients. The problem, if it is given, has measured the tendons in the same lanes, and `waiting` has gradients of its step.
-    void begin_gradients(const Problem<T> *problem, const TendonGradient<T> *waiting) {
+    // Begins to sum gradients. The problem, if it is given, has measured the tendons in the same lanes, and `waiting` has gradients of its step,
+    // to which those of drives are added.
+    void begin_gradients(const Problem<T> *problem, TendonGradient<T> *waiting) {
         if (!active) return;
         std::fill(by_rate.begin(), by_rate.end(), T{});
         if (problem) {
             for (int i = 0; i < m.num_tendons; ++i) lengths[i] = problem->tendons[i].length;
-            pulls = problem->pulls;
-            sums = *waiting;
+            pulls = problem->pulls.data();
+            sums = waiting;
         } else {
             measure();
-            std::fill(sums.by_length.begin(), sums.by_length.end(), T{});
-            std::fill(sums.along.begin(), sums.along.end(), Pull<T>{});
+            sums = &own_sums;
+            std::fill(sums->by_length.begin(), sums->by_length.end(), T{});
+            std::fill(sums->along.begin(), sums->along.end(), Pull<T>{});
         }
     }
 
     void add_gradient(int tendon, const T &by_length, const T &by_velocity) {
-        sums.by_length[tendon] += by_length;
+        sums->by_length[tendon] += by_length;
         by_rate[tendon] += by_velocity;
     }
 
     // Adds the sums to the gradients by the bodies: those of by_length · L + g·c, for directions c that wait, and of by_rate · L̇ = by_rate · g·V.
     void pull_back() {
-        for (int i = 0; active && i < m.num_tendons; ++i) pull_back(m.tendons[i], sums.by_length[i], by_rate[i]);
+        for (int i = 0; active && i < m.num_tendons; ++i) pull_back(m.tendons[i], sums->by_length[i], by_rate[i]);
     }
 
 private:
@@ -73,10 +76,11 @@ private:
     const std::vector<MovingBody<T>> &bodies;
     const std::vector<T> &z, &parameters;
     std::vector<StateGradient<T>> &gradients;
-    std::vector<T> lengths;
-    std::vector<Pull<T>> pulls;
-    TendonGradient<T> sums;
-    std::vector<T> by_rate;
+    std::vector<T> lengths, by_rate;
+    const Pull<T> *pulls = nullptr;
+    TendonGradient<T> *sums = nullptr;
+    std::vector<Pull<T>> own_pulls;
+    TendonGradient<T> own_sums;
 
     Vec3<T> omega(int body) const { return body == m.num_bodies ? Vec3<T>{} : load3(&z[state_size * body + 10]); }
     TendonPath<T> path_of(const TendonTable &tendon) const {
@@ -86,7 +90,7 @@ private:
     void pull_back(const TendonTable &tendon, const T &by_length, const T &by_velocity) {
         const TendonPath<T> path = path_of(tendon);
         const Pull<T> *own = &pulls[tendon.first_body];
-        Pull<T> *along = &sums.along[tendon.first_body];
+        Pull<T> *along = &sums->along[tendon.first_body];
         for (int i = 0; i < path.places(); ++i) {
             const int body = path.body(i);
             StateGradient<T> &to = gradients[body];

@@ -48,7 +48,8 @@ class DriveForces {
 public:
     explicit DriveForces(const MechanismTable &m)
         : m(m), bodies(m.num_bodies + 1, MovingBody<T>::world()), gradients(m.num_bodies + 1), z(state_size * m.num_bodies),
-          parameters(m.num_parameters), u(m.num_inputs), wrench(6 * m.num_bodies), tendons(m, bodies, z, parameters, gradients) {}
+          parameters(m.num_parameters), u(m.num_inputs), wrench(6 * m.num_bodies), separated(lanes<T> * z.size()),
+          tendons(m, bodies, z, parameters, gradients) {}
 
     // For a call of the kernel. shared: the parameters of all environments, or null.
     void begin(const TdDrives &drives, const double *shared) {
@@ -130,7 +131,7 @@ public:
     // Adds the gradients by controls and states, for those of inputs and wrenches (in rows) and of forces, where they are given. `by_act` (in
     // rows) goes from the gradient by the activations after the step to that by those before. problem: null, or one that has measured the
     // tendons in the same lanes; then the gradients by tendons that wait are pulled back, too.
-    void adjoint(const DrivenLanes<T> &at, const Problem<T> *problem, const TendonGradient<T> *waiting, const double *grad_inputs,
+    void adjoint(const DrivenLanes<T> &at, const Problem<T> *problem, TendonGradient<T> *waiting, const double *grad_inputs,
                  const double *grad_wrenches, const double *const *grad_forces, double *by_act, double *const *grad_ctrl, double *grad_z) {
         load<true>(at);
         tendons.begin_gradients(problem, waiting);
@@ -190,10 +191,13 @@ public:
             else std::fill_n(&z[state_size * i], state_size, T{});
         }
         const int nz = state_size * m.num_bodies;
+        double *to[lanes<T>];
+        for (int lane = 0; lane < lanes<T>; ++lane) to[lane] = &separated[lane * nz];
+        separate(z.data(), z.size(), to, lanes<T>);
         for (int lane = 0; lane < lanes<T>; ++lane) {
             if (!at.active[lane] || !get_mask(good, lane)) continue;
             const int row = at.row[lane];
-            for (int k = 0; k < nz; ++k) grad_z[row * nz + k] += get(z[k], lane);
+            for (int k = 0; k < nz; ++k) grad_z[row * nz + k] += separated[lane * nz + k];
             for (int64_t k = 0; k < d->drives; ++k) grad_ctrl[lane][k] += get(force[k], lane);
             for (int64_t k = 0; k < d->activations; ++k) by_act[row * d->activations + k] = get(next[k], lane);
         }
@@ -217,6 +221,7 @@ private:
     std::vector<StateGradient<T>> gradients;
     std::vector<T> z, parameters, u, wrench, ctrl, act, next, force;
     std::vector<T> numbers;  // of the drives, where environments have their own
+    std::vector<double> separated;  // gradients by states, in rows of lanes
     DriveTendons<T> tendons;
     Pull<T> pulls[3] = {};  // of the frames that were measured last
     std::vector<Pull<T>> held, along;  // of all bodies, of the adhesion that was measured last, and what its pulls are multiplied with
@@ -234,12 +239,12 @@ private:
     }
 
     // Whether a drive acts between frames of two bodies.
-    static bool between(const rows::Drive &row) { return row.target == drive_target::sites || row.target == drive_target::crank; }
+    static bool between(const rows::Drive &row) { return row.target >= drive_target::sites && row.target != drive_target::body; }
     // Calls f(place, body) for the bodies that such a drive pulls, but for the world.
     template <class F>
     TD_INLINE void each_place(const rows::Drive &row, F &&f) const {
         const int32_t places[] = {row.body, row.other, row.carrier};
-        for (int i = 0; i < (row.target == drive_target::sites ? 3 : 2); ++i)
+        for (int i = 0; i < (row.target == drive_target::crank ? 2 : 3); ++i)
             if (places[i] < m.num_bodies) f(i, places[i]);
     }
     // The result of f for the frames of such a drive.
@@ -292,7 +297,8 @@ private:
             along[place].force = force * load3(&wrench[6 * body]) + by_velocity * bodies[body].v;
             along[place].torque = force * load3(&wrench[6 * body + 3]) + by_velocity * omega(body);
         });
-        with_frames(row, p, [&](const auto &frames) { frames.pull_back(by_length, along, by); });
+        const T measured = row.target == drive_target::floating ? T{} : by_length;
+        with_frames(row, p, [&](const auto &frames) { frames.pull_back(measured, along, by); });
         each_place(row, [&](int place, int body) {
             StateGradient<T> &to = gradients[body];
             to.x = to.x + by[place].force, to.phi = to.phi + by[place].torque;
@@ -376,7 +382,9 @@ private:
                 velocity += dot(held[i].force, bodies[i].v) + dot(held[i].torque, omega(i));
             }
         } else if (between(row)) {
-            length = with_frames(row, p, [&](const auto &frames) { return frames.length(pulls); }), velocity = T{};
+            length = with_frames(row, p, [&](const auto &frames) { return frames.length(pulls); });
+            if (row.target == drive_target::floating) length = T{};
+            velocity = T{};
             each_place(row, [&](int place, int body) {
                 velocity += dot(pulls[place].force, bodies[body].v) + dot(pulls[place].torque, omega(body));
             });
