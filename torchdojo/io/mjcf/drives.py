@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.near_contact import NearContact
 from torchdojo.engine.delays import ROUNDING
 from torchdojo.engine.drive_targets import contacts_of
@@ -95,12 +96,36 @@ def _drive(mech: Mechanism, robot: MjcfInfo, i: int, findings: Findings, name: s
     else:
         places = {label: (joint, k, sign) for joint, entries in robot.coordinates.items() for k, (label, sign) in enumerate(entries)}
         joint, coordinate, sign = places.get(joint_label(model, number), ("", 0, 1.0))
+        if int(model.jnt_type[number]) in (int(mujoco.mjtJoint.mjJNT_BALL), int(mujoco.mjtJoint.mjJNT_FREE)):
+            turn = _turn(mech, robot, i, joint)
+            return None if turn is None else _with_laws(mech, robot, i, findings, name, turn)
         if joint not in mech.input_layout or joint not in mech.coordinate_places():
             return None
         zero = float(gear[0] * model.qpos0[model.jnt_qposadr[number]])
         target = {"joint": joint, "coordinate": coordinate, "gear": sign * float(gear[0]), "length0": zero}
         if model.jnt_actfrclimited[number]:
             findings.add("ignored", "largest forces of drives on joints", joint, "their sum is not clipped")
+    return _with_laws(mech, robot, i, findings, name, target)
+
+
+def _turn(mech: Mechanism, robot: MjcfInfo, i: int, joint: str) -> dict[str, Any] | None:
+    """The target of an actuator on a ball or a free joint, whose gear is in axes of the link, now or, with `jointinparent`, at rest."""
+    mujoco, model = import_mujoco(), robot.compiled.model
+    there = dict(mech.named_joints().items()).get(joint)
+    floats = int(model.jnt_type[model.actuator_trnid[i, 0]]) == int(mujoco.mjtJoint.mjJNT_FREE)
+    if not isinstance(there, StandardJoint) or there.free_rotations != 3 or (floats and (there.num_coordinates != 6 or there.parent)):
+        return None
+    links: list[LinkInfo] = [WORLD, *robot.links.values()]
+    turn = links[int(model.jnt_bodyid[model.actuator_trnid[i, 0]])].rotation
+    in_child = int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_JOINT)
+    gear = model.actuator_gear[i]
+    torque = turn @ gear[3:] if floats and in_child else gear[3:] if floats else turn @ gear[:3]
+    return {"joint": joint, "axes": "child" if in_child else "parent", "gear": [*(gear[:3] if floats else ()), *torque]}
+
+
+def _with_laws(mech: Mechanism, robot: MjcfInfo, i: int, findings: Findings, name: str, target: dict[str, Any]) -> Drive:
+    """The drive of an actuator, on this target."""
+    model = robot.compiled.model
     if np.any(getattr(model, "actuator_damping", np.zeros(model.nu))[i]) or np.any(
         getattr(model, "actuator_armature", np.zeros(model.nu))[i]
     ):
