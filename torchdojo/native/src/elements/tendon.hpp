@@ -67,7 +67,7 @@ struct Tendons {
             const T h = problem.timestep(), lambda = tendon_impulse(problem, i, w);
             const R mu = weight(adjoint, problem, i);
             if (tendon.input >= 0) adjoint.gradient.u[tendon.input] += h * mu;
-            Pull<R> c[most_tendon_bodies];
+            Pull<R> own[most_tendon_bodies], *c = adjoint.tendons.later ? &adjoint.tendons.along[tendon.first_body] : own;
             const R drag = data.by_rate * mu;
             for (int k = 0; k < tendon.num_bodies; ++k) {
                 const int body = m.tendon_bodies[tendon.first_body + k];
@@ -78,12 +78,8 @@ struct Tendons {
                 c[k].force = lambda * load3(alpha) - drag * load3(twist), c[k].torque = lambda * load3(alpha + 3) - drag * load3(twist + 3);
             }
             const R by_length = data.by_length * mu;
-            if (adjoint.tendons.later) {
-                adjoint.tendons.by_length[i] = by_length;
-                std::copy_n(c, tendon.num_bodies, &adjoint.tendons.along[tendon.first_body]);
-            } else {
-                pull_back(adjoint, problem, tendon, pulls_of(problem, tendon), by_length, c);
-            }
+            if (adjoint.tendons.later) adjoint.tendons.by_length[i] = by_length;
+            else pull_back(adjoint, problem, tendon, pulls_of(problem, tendon), by_length, c);
             if (tendon.armature) multiply_incoming(adjoint, problem, tendon, mu);
         }
     }
