@@ -242,17 +242,19 @@ private:
             whole = select(path.wraps, whole, way);
         }
         total = total + weight * whole;
+        // Forces of the string on the surface, where it touches that, are those on its ends. Where it is straight, they cancel.
         const Vec3<S> pull = weight * along, push = -(weight * away);
-        at_start = at_start - surface.R * (axes * pull);
-        at_end = -(surface.R * (axes * push));
+        const Vec3<S> pull_in_body = axes * pull, push_in_body = axes * push;
+        const Vec3<S> pull_in_world = surface.R * pull_in_body, push_in_world = surface.R * push_in_body;
+        at_start = at_start - pull_in_world;
+        at_end = -push_in_world;
         if constexpr (Sum::active)
             if (part.divisor >= 0) sum.add(part.divisor, -(weight * weight * whole));
         if (!any(path.wraps) || (!Sum::active && fixed(part.surface_body))) return;
-        // The string acts on the surface as its ends act on it. Where it is straight, it does not.
         const T held = select(path.wraps, broadcast<T>(1.0), T{});
-        const Vec3<S> in_body = axes * (held * (pull + push)), moment = held * (cross(start, pull) + cross(end, push));
+        const Vec3<S> in_body = pull_in_body + push_in_body, moment = held * (cross(start, pull) + cross(end, push));
         Pull<S> &on = pulls[part.surface_body];
-        on.force = on.force + surface.R * in_body;
+        on.force = on.force + (pull_in_world + push_in_world);
         on.torque = on.torque + axes * moment + cross(local(part.center), in_body);
         if constexpr (Sum::active) {
             sum.add3(part.center, in_body);
