@@ -14,7 +14,7 @@
 
 namespace torchdojo {
 
-// What both transmissions have: the bodies of the frames, where the origins are on these, and d.
+// Numbers that both transmissions have: the bodies of the frames, where the origins are on these, and d.
 template <class T>
 struct FramePair {
     const MovingBody<T> &own, &other;
@@ -29,8 +29,10 @@ struct FramePair {
     TD_INLINE Vec3<T> in_other(const Vec3<T> &v) const { return transposed_times(other.pose.R, v); }
     // Adds a gradient by d; `by` has a gradient by position and rotation of each body.
     TD_INLINE void add_apart(const Vec3<T> &gradient, Pull<T> *by) const {
-        by[0].force = by[0].force + gradient, by[0].torque = by[0].torque + cross(arm, in_own(gradient));
-        by[1].force = by[1].force - gradient, by[1].torque = by[1].torque - cross(other_arm, in_other(gradient));
+        by[0].force = by[0].force + gradient;
+        by[0].torque = by[0].torque + cross(arm, in_own(gradient));
+        by[1].force = by[1].force - gradient;
+        by[1].torque = by[1].torque - cross(other_arm, in_other(gradient));
     }
 };
 
@@ -62,7 +64,8 @@ struct SitePair : FramePair<T> {
     }
 
     TD_INLINE void pull_back(const T &by_length, const Pull<T> *c, Pull<T> *by) const {
-        const Vec3<T> w = carrier.pose.R * c[2].torque, swing = cross(c[0].torque, arm);
+        const Vec3<T> w = carrier.pose.R * c[2].torque;
+        const Vec3<T> swing = cross(c[0].torque, arm);
         const Vec3<T> by_force = c[0].force + own.pose.R * swing - c[1].force - cross(w, apart) + by_length * apart;
         const Vec3<T> turned = in_other(own.pose.R * c[0].torque);
         by[0] = {Vec3<T>{}, cross(swing, in_own(force)) + cross(c[0].torque, in_own(torque)) +
@@ -78,7 +81,7 @@ struct SitePair : FramePair<T> {
 //
 //     Φ = λ l + σ − S',   S' = (s σ − d·V)/S.
 //
-// Where the rod is too short, l = s and 1/S stands for zero.
+// A rod that is too short has l = s, and zero in the place of 1/S.
 template <class T>
 struct SliderCrank : FramePair<T> {
     using FramePair<T>::own, FramePair<T>::other, FramePair<T>::arm, FramePair<T>::other_arm, FramePair<T>::apart;
@@ -90,7 +93,8 @@ struct SliderCrank : FramePair<T> {
     SliderCrank(const MovingBody<T> &own, const MovingBody<T> &other, const drive_laws::Numbers<T, N> &p)
         : FramePair<T>(own, other, p), push(p.vector(drive_number::push)), axis(other.pose.R * push), gear(p[drive_number::gear]),
           along(dot(axis, apart)) {
-        const T rod = p[drive_number::rod], square = along * along + rod * rod - dot(apart, apart);
+        const T rod = p[drive_number::rod];
+        const T square = along * along + rod * rod - dot(apart, apart);
         const Mask<T> reaches = square > T{};
         root = sqrt(select(reaches, square, T{}));
         inverse = select(reaches, inverse_of(select(reaches, root, broadcast<T>(1.0))), T{});
@@ -108,11 +112,16 @@ struct SliderCrank : FramePair<T> {
     }
 
     TD_INLINE void pull_back(const T &by_length, const Pull<T> *c, Pull<T> *by) const {
-        const Vec3<T> swing = cross(c[0].torque, arm), other_swing = cross(c[1].torque, other_arm);
-        const Vec3<T> turned = cross(c[1].torque, push), d = apart, force = by_apart(), on_axis = by_axis();
+        const Vec3<T> swing = cross(c[0].torque, arm);
+        const Vec3<T> other_swing = cross(c[1].torque, other_arm);
+        const Vec3<T> turned = cross(c[1].torque, push);
+        const Vec3<T> d = apart;
+        const Vec3<T> force = by_apart();
+        const Vec3<T> on_axis = by_axis();
         const Vec3<T> V = c[0].force + own.pose.R * swing - c[1].force - other.pose.R * other_swing;
         const Vec3<T> B = other.pose.R * turned;
-        const T sigma = dot(axis, V) + dot(B, d), moved = (along * sigma - dot(d, V)) * inverse;  // S'
+        const T sigma = dot(axis, V) + dot(B, d);
+        const T moved = (along * sigma - dot(d, V)) * inverse;  // S'
         const T by_along = (moved * along * inverse - sigma) * inverse;
         const Vec3<T> by_d = gear * (rest * B + by_along * axis + inverse * V - (moved * inverse * inverse) * d) + by_length * force;
         const Vec3<T> by_a = gear * (rest * V + by_along * d) + by_length * on_axis;

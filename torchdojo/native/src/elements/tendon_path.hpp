@@ -70,7 +70,7 @@ private:
         Vec3<S> x;
         Mat3<S> R;
     };
-    // Where derivatives by the numbers of a string go: nowhere, or by_length · value + slope to their places in `sum`.
+    // Destinations of derivatives by the numbers of a string: nowhere, or by_length · value + slope to their places in `sum`.
     struct NoSum {
         static constexpr bool active = false;
     };
@@ -107,7 +107,8 @@ private:
     // the spans there.
     template <class S>
     struct Site {
-        int32_t number = -1, place = -1;
+        int32_t number = -1;
+        int32_t place = -1;
         bool known = false;
         Vec3<S> at, force;
     };
@@ -125,7 +126,7 @@ private:
         return {S(v.x), S(v.y), S(v.z)};
     }
 
-    // Where a point of a place is in the world, which does not move itself.
+    // The place of a point in the world, which does not move itself.
     template <class S, class P>
     TD_INLINE Vec3<S> point(const P *const *placed, int32_t number, int32_t place) const {
         if (fixed(place)) return still<S>(local(number));
@@ -148,7 +149,8 @@ private:
     static TD_INLINE S straight(const Vec3<S> &way, Vec3<S> &unit) {
         const Vec3<T> v = values(way);
         const Mask<T> far = max(max(abs(v.x), abs(v.y)), abs(v.z)) >= broadcast<T>(constant::no_direction);
-        const T distance = root(select(far, dot(v, v), broadcast<T>(1.0))), inverse = select(far, inverse_of(distance), T{});
+        const T distance = root(select(far, dot(v, v), broadcast<T>(1.0)));
+        const T inverse = select(far, inverse_of(distance), T{});
         const Vec3<T> direction = inverse * v;
         const T size = select(far, distance, T{});
         if constexpr (std::is_same_v<S, T>) {
@@ -169,7 +171,8 @@ private:
         Site<S> here;
         for (int k = 0; k < tendon.num_parts; ++k) {
             const rows::TendonPart &part = m.tendon_parts[tendon.first_part + k];
-            const bool wraps = part.radius >= 0, whole = part.divisor < 0;
+            const bool wraps = part.radius >= 0;
+            const bool whole = part.divisor < 0;
             const T weight = whole ? broadcast<T>(1.0) : inverse_of(parameters[part.divisor]);
             if (!Sum::active && !wraps && part.start_body == part.end_body) {  // both ends move together, and nothing pulls at them
                 Vec3<T> unit;
@@ -210,7 +213,7 @@ private:
         return total;
     }
 
-    // Where a point of a place is in axes of the surface of a span, from its center. Points that move with the surface stay where they are.
+    // The place of a point in axes of the surface of a span, from its center. Points that move with the surface stay where they are.
     template <class S, class P>
     TD_INLINE Vec3<S> on_surface(const P *const *placed, const rows::TendonPart &part, const Mat3<T> &axes, int32_t number,
                                  int32_t place) const {
@@ -232,7 +235,8 @@ private:
         if (part.side >= 0) side = values(on_surface<S>(placed, part, axes, part.side, part.side_body));
         const auto path = wrapping::wrap<S, T>(start, end, parameters[part.radius], part.cylinder, part.side < 0 ? nullptr : &side);
         // Without contact, the way is straight, and only its ends take forces.
-        Vec3<S> along = path.along, away = path.away;
+        Vec3<S> along = path.along;
+        Vec3<S> away = path.away;
         S whole = path.length;
         if (any(negate(path.wraps))) {
             Vec3<S> unit;
@@ -243,16 +247,20 @@ private:
         }
         total = total + weight * whole;
         // Forces of the string on the surface, where it touches that, are those on its ends. Where it is straight, they cancel.
-        const Vec3<S> pull = weight * along, push = -(weight * away);
-        const Vec3<S> pull_in_body = axes * pull, push_in_body = axes * push;
-        const Vec3<S> pull_in_world = surface.R * pull_in_body, push_in_world = surface.R * push_in_body;
+        const Vec3<S> pull = weight * along;
+        const Vec3<S> push = -(weight * away);
+        const Vec3<S> pull_in_body = axes * pull;
+        const Vec3<S> push_in_body = axes * push;
+        const Vec3<S> pull_in_world = surface.R * pull_in_body;
+        const Vec3<S> push_in_world = surface.R * push_in_body;
         at_start = at_start - pull_in_world;
         at_end = -push_in_world;
         if constexpr (Sum::active)
             if (part.divisor >= 0) sum.add(part.divisor, -(weight * weight * whole));
         if (!any(path.wraps) || (!Sum::active && fixed(part.surface_body))) return;
         const T held = select(path.wraps, broadcast<T>(1.0), T{});
-        const Vec3<S> in_body = pull_in_body + push_in_body, moment = held * (cross(start, pull) + cross(end, push));
+        const Vec3<S> in_body = pull_in_body + push_in_body;
+        const Vec3<S> moment = held * (cross(start, pull) + cross(end, push));
         Pull<S> &on = pulls[part.surface_body];
         on.force = on.force + (pull_in_world + push_in_world);
         on.torque = on.torque + axes * moment + cross(local(part.center), in_body);
@@ -305,15 +313,18 @@ private:
         for (int k = 0; k < tendon.num_parts; ++k) {
             const Term term(*this, k);
             const T &s = term.coefficient;
-            Pull<T> &parent = pulls[2 * k], &child = pulls[2 * k + 1];
+            Pull<T> &parent = pulls[2 * k];
+            Pull<T> &child = pulls[2 * k + 1];
             if (term.translation) {
-                const Vec3<T> y = term.displacement(), force = term.a.R * term.in_parent;
+                const Vec3<T> y = term.displacement();
+                const Vec3<T> force = term.a.R * term.in_parent;
                 total += s * dot(term.in_parent, y - term.axes.parent_anchor());
                 parent = {-(s * force), s * cross(term.in_parent, y)};
                 child = {s * force, s * cross(term.anchor(), term.in_child())};
             } else {
                 total += s * angle_about(term.turn(), term.axis);
-                parent = {Vec3<T>{}, -(s * term.in_parent)}, child = {Vec3<T>{}, s * term.in_child()};
+                parent = {Vec3<T>{}, -(s * term.in_parent)};
+                child = {Vec3<T>{}, s * term.in_child()};
             }
         }
         return total;
@@ -324,13 +335,19 @@ private:
         for (int k = 0; k < tendon.num_parts; ++k) {
             const Term term(*this, k);
             const T &s = term.coefficient;
-            const Vec3<T> &F_ = term.in_parent, in_child = term.in_child();
-            const Pull<R> &parent = c[2 * k], &child = c[2 * k + 1];
+            const Vec3<T> &F_ = term.in_parent;
+            const Vec3<T> in_child = term.in_child();
+            const Pull<R> &parent = c[2 * k];
+            const Pull<R> &child = c[2 * k + 1];
             if (term.translation) {
-                const Vec3<T> y = term.displacement(), force = term.a.R * F_, p = term.anchor();
+                const Vec3<T> y = term.displacement();
+                const Vec3<T> force = term.a.R * F_;
+                const Vec3<T> p = term.anchor();
                 // g·c = F_w·(c_b − c_a + R_b (γ_b × p)) + y·(γ_a × F)
-                const Vec3<R> swing = cross(child.torque, p), bent = cross(parent.torque, F_);
-                const Vec3<R> by_force = child.force - parent.force + term.b.R * swing, by_x = term.a.R * bent;
+                const Vec3<R> swing = cross(child.torque, p);
+                const Vec3<R> bent = cross(parent.torque, F_);
+                const Vec3<R> by_force = child.force - parent.force + term.b.R * swing;
+                const Vec3<R> by_x = term.a.R * bent;
                 const R length = s * by_length;
                 add(2 * k, -(s * by_x) - length * force,
                     s * (cross(F_, transposed_times(term.a.R, by_force)) - cross(y, bent)) + length * cross(F_, y));
