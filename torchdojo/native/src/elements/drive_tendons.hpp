@@ -99,11 +99,13 @@ private:
             to.v = to.v + by_velocity * own[i].force;
             to.omega = to.omega + by_velocity * own[i].torque;
         }
-        path.pull_back(own, by_length, along, [&](int place, const Vec3<T> &x, const Vec3<T> &phi) {
+        Pull<T> by[most_tendon_bodies];
+        path.pull_back(own, by_length, along, by);
+        for (int place = 0; place < path.places(); ++place) {
             StateGradient<T> &to = gradients[path.body(place)];
-            to.x = to.x + x;
-            to.phi = to.phi + phi;
-        });
+            to.x = to.x + by[place].force;
+            to.phi = to.phi + by[place].torque;
+        }
     }
 };
 

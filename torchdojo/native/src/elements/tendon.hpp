@@ -87,15 +87,17 @@ struct Tendons {
         }
     }
 
-    // Adds the gradient of by_length · L + g · c by the current poses. It is large code, which strings of couplings share.
+    // Adds the gradient of by_length · L + g · c by the current poses.
     template <class R>
-    static __attribute__((noinline)) void pull_back(AdjointState<T, R> &adjoint, const Problem<T> &problem, const TendonTable &tendon,
-                                                    const Pull<T> *pulls, const R &by_length, const Pull<R> *c) {
-        path_of(problem, tendon).pull_back(pulls, by_length, c, [&](int place, const Vec3<R> &x, const Vec3<R> &phi) {
-            const int body = problem.mechanism.tendon_bodies[tendon.first_body + place];
-            adjoint.gradient.x[body] = adjoint.gradient.x[body] + x;
-            adjoint.gradient.phi[body] = adjoint.gradient.phi[body] + phi;
-        });
+    static void pull_back(AdjointState<T, R> &adjoint, const Problem<T> &problem, const TendonTable &tendon, const Pull<T> *pulls,
+                          const R &by_length, const Pull<R> *c) {
+        Pull<R> by[most_tendon_bodies];
+        path_of(problem, tendon).pull_back(pulls, by_length, c, by);
+        for (int k = 0; k < tendon.num_bodies; ++k) {
+            const int body = problem.mechanism.tendon_bodies[tendon.first_body + k];
+            adjoint.gradient.x[body] = adjoint.gradient.x[body] + by[k].force;
+            adjoint.gradient.phi[body] = adjoint.gradient.phi[body] + by[k].torque;
+        }
     }
 
     static void add_parameters(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, const T *w) {
@@ -156,8 +158,11 @@ private:
             adjoint.gradient.v[body] = adjoint.gradient.v[body] + scale * before.pulls[k].force;
             adjoint.gradient.omega[body] = adjoint.gradient.omega[body] + scale * before.pulls[k].torque;
         }
-        path.pull_back(before.pulls, R{}, c, [&](int place, const Vec3<R> &x, const Vec3<R> &phi) {
+        Pull<R> by[most_tendon_bodies];
+        path.pull_back(before.pulls, R{}, c, by);
+        for (int place = 0; place < tendon.num_bodies; ++place) {
             const int body = m.tendon_bodies[tendon.first_body + place];
+            const Vec3<R> &x = by[place].force, &phi = by[place].torque;
             const Vec3<T> a = (0.5 * h) * before.motion[place].torque;
             const T s = sqrt(1.0 - dot(a, a));
             DataGradient<R> &to = adjoint.gradient;
@@ -166,7 +171,7 @@ private:
             to.phi[body] = to.phi[body] + transposed_times(rotation_matrix(Quat<T>{s, a}), phi);
             const R along = inverse_of(s) * dot(a, phi);
             to.omega[body] = to.omega[body] - h * (s * phi + along * a - cross(a, phi));
-        });
+        }
     }
 
     static void add_parameters(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, int number, const T *w) {
@@ -268,11 +273,14 @@ private:
             c[k].torque = scale * before.motion[k].torque;
         }
         if (tendon.spatial) path.add_parameters(T{}, c, to.sum.data());
-        path.pull_back(before.pulls, T{}, c, [&](int place, const Vec3<T> &x, const Vec3<T> &phi) {
+        Pull<T> by[most_tendon_bodies];
+        path.pull_back(before.pulls, T{}, c, by);
+        for (int place = 0; place < tendon.num_bodies; ++place) {
+            const Vec3<T> &x = by[place].force, &phi = by[place].torque;
             const Pull<T> &motion = before.motion[place];
             const Vec3<T> a = (0.5 * problem.timestep()) * motion.torque;
             to.by_timestep -= dot(x, motion.force) + dot(phi, motion.torque) / sqrt(1.0 - dot(a, a));
-        });
+        }
     }
 
     template <class R>

@@ -45,10 +45,11 @@ public:
         along<Tangent<T, T>>(frames, moved, PathSum{by_length, sum});
     }
 
-    // Calls add(place, x, φ) with gradients of by_length · L + g · c by the poses, for the pulls of `length`.
-    template <class R, class F>
-    void pull_back(const Pull<T> *pulls, const R &by_length, const Pull<R> *c, F &&add) const {
-        if (!tendon.spatial) return pull_back_sum(by_length, c, add);
+    // Sets `by` to the gradients of by_length · L + g · c by position and rotation of each place, for the pulls of `length`. The function is
+    // large, so all callers share it.
+    template <class R>
+    __attribute__((noinline)) void pull_back(const Pull<T> *pulls, const R &by_length, const Pull<R> *c, Pull<R> *by) const {
+        if (!tendon.spatial) return pull_back_sum(by_length, c, by);
         using S = Tangent<T, R>;
         Placed<S> placed[most_tendon_bodies];
         const Placed<S> *frames[most_tendon_bodies];
@@ -56,11 +57,12 @@ public:
         for (int i = 0; i < places(); ++i) frames[i] = &placed[i];
         move(c, placed);
         along<S>(frames, moved, NoSum{});
-        const auto slope = [](const Vec3<S> &v) { return Vec3<R>{v.x.d, v.y.d, v.z.d}; };
-        for (int i = 0; i < places(); ++i)
-            if (body(i) < m.num_bodies)
-                add(i, by_length * pulls[i].force + slope(moved[i].force),
-                    by_length * pulls[i].torque + slope(moved[i].torque) + cross(c[i].torque, pulls[i].torque));
+        for (int i = 0; i < places(); ++i) {
+            by[i] = Pull<R>{};
+            if (fixed(i)) continue;
+            by[i].force = by_length * pulls[i].force + wrapping::slopes(moved[i].force);
+            by[i].torque = by_length * pulls[i].torque + wrapping::slopes(moved[i].torque) + cross(c[i].torque, pulls[i].torque);
+        }
     }
 
 private:
@@ -330,35 +332,35 @@ private:
         return total;
     }
 
-    template <class R, class F>
-    void pull_back_sum(const R &by_length, const Pull<R> *c, F &&add) const {
+    template <class R>
+    void pull_back_sum(const R &by_length, const Pull<R> *c, Pull<R> *by) const {
         for (int k = 0; k < tendon.num_parts; ++k) {
             const Term term(*this, k);
             const T &s = term.coefficient;
-            const Vec3<T> &F_ = term.in_parent;
-            const Vec3<T> in_child = term.in_child();
-            const Pull<R> &parent = c[2 * k];
-            const Pull<R> &child = c[2 * k + 1];
+            const Vec3<T> &direction = term.in_parent, in_child = term.in_child();
+            const Pull<R> &parent = c[2 * k], &child = c[2 * k + 1];
+            Pull<R> &by_parent = by[2 * k], &by_child = by[2 * k + 1];
+            const R length = s * by_length;
             if (term.translation) {
                 const Vec3<T> y = term.displacement();
-                const Vec3<T> force = term.a.R * F_;
+                const Vec3<T> force = term.a.R * direction;
                 const Vec3<T> p = term.anchor();
                 // g·c = F_w·(c_b − c_a + R_b (γ_b × p)) + y·(γ_a × F)
                 const Vec3<R> swing = cross(child.torque, p);
-                const Vec3<R> bent = cross(parent.torque, F_);
+                const Vec3<R> bent = cross(parent.torque, direction);
                 const Vec3<R> by_force = child.force - parent.force + term.b.R * swing;
                 const Vec3<R> by_x = term.a.R * bent;
-                const R length = s * by_length;
-                add(2 * k, -(s * by_x) - length * force,
-                    s * (cross(F_, transposed_times(term.a.R, by_force)) - cross(y, bent)) + length * cross(F_, y));
-                add(2 * k + 1, s * by_x + length * force,
-                    s * (cross(swing, in_child) + cross(p, transposed_times(term.b.R, by_x))) + length * cross(p, in_child));
+                by_parent.force = -(s * by_x) - length * force;
+                by_parent.torque =
+                    s * (cross(direction, transposed_times(term.a.R, by_force)) - cross(y, bent)) + length * cross(direction, y);
+                by_child.force = s * by_x + length * force;
+                by_child.torque = s * (cross(swing, in_child) + cross(p, transposed_times(term.b.R, by_x))) + length * cross(p, in_child);
             } else {
                 const RotationVector<T> none{};
                 const RowGradient<T, T> angle = angle_gradient(term.joint, term.axes.offset, term.turn(), none, term.axis);
-                const R length = s * by_length;
-                add(2 * k, Vec3<R>{}, s * cross(F_, transposed_times(term.a.R, term.b.R * child.torque)) + length * angle.phi_parent);
-                add(2 * k + 1, Vec3<R>{}, s * cross(child.torque, in_child) + length * angle.phi_child);
+                by_parent.force = by_child.force = Vec3<R>{};
+                by_parent.torque = s * cross(direction, transposed_times(term.a.R, term.b.R * child.torque)) + length * angle.phi_parent;
+                by_child.torque = s * cross(child.torque, in_child) + length * angle.phi_child;
             }
         }
     }
