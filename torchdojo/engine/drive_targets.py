@@ -29,6 +29,8 @@ from torchdojo.elements.transmissions import (
     turn_of_joint,
 )
 from torchdojo.engine.drive_tables import numbers_of
+from torchdojo.engine.near_gaps import terms_at
+from torchdojo.geometry.near_terms import REACH
 from torchdojo.parameters import as_tensor, require, transforming, warn_user
 from torchdojo.state.minimal import tree_joints
 
@@ -145,7 +147,7 @@ def check_target(mech: Any, name: str, drive: Any) -> None:
             f"drive {name!r}: got coordinate {drive.coordinate}; {drive.joint!r} has {mech.joints[drive.joint].num_coordinates}"
         )
     if drive.body is not None:
-        _check_body(mech, name, drive.body)
+        _check_body(mech, name, drive.body, numbers_of(drive.reach))
     frames = frames_of(drive)
     for frame in frames:
         if frame.body not in mech.bodies and (frame.body is not None or len(frames) == 1):
@@ -173,18 +175,18 @@ def _check_turns(mech: Any, name: str, drive: Any) -> None:
         raise ValueError(f"drive {name!r}: got {got} with axes={drive.axes!r}; allowed: {allowed}")
 
 
-def _check_body(mech: Any, name: str, body: str) -> None:
-    """Raise unless a body has contacts, and no near contacts, whose terms are chosen inside of the step."""
+def _check_body(mech: Any, name: str, body: str, reach: Tensor) -> None:
+    """Raise unless a body has contacts, and the reach is one within which near contacts have places."""
     if body not in mech.bodies:
         raise ValueError(f"drive {name!r}: got the body {body!r}; bodies are {list(mech.bodies)}")
     contacts = contacts_of(mech, body)
-    near = [label for label, contact in contacts.items() if isinstance(contact, NearContact)]
     if not contacts:
         touching = [other for other in mech.bodies if contacts_of(mech, other)]
         raise ValueError(f"drive {name!r}: got the body {body!r}, which has no contacts; allowed: {touching}; give it contacts")
-    if near:
-        got = f"the body {body!r} with near contacts, {near[:3]}"
-        raise ValueError(f"drive {name!r}: got {got}; allowed: contacts of other kinds; give it points, or shapes with closed forms")
+    near = [label for label, contact in contacts.items() if isinstance(contact, NearContact)]
+    if near and float(reach.max()) > REACH:
+        got = f"reach={float(reach.max()):g} m for the body {body!r} with near contacts, {near[:3]}"
+        raise ValueError(f"drive {name!r}: got {got}; allowed: up to {REACH:g}, within which these have places")
 
 
 def contacts_of(mech: Any, body: str) -> dict[str, Contact]:
@@ -224,11 +226,13 @@ def transmission(mech: Any, z: Tensor, drive: Any) -> tuple[Transmission, Tensor
 
 
 def _touching(mech: Any, z: Tensor, body: str) -> list[Touching]:
+    """The contacts of a body at a state, near ones at the places that are near there."""
     result = []
-    for contact in contacts_of(mech, body).values():
-        poses = mech.element_poses(z, contact)
-        gap, normal, arm = contact._witness(tuple(poses))
-        result.append(Touching(contact.body, contact.other, gap, normal, poses[0].x + arm))
+    with terms_at(mech.backends, mech.options, z, always=True):
+        for contact in contacts_of(mech, body).values():
+            poses = mech.element_poses(z, contact)
+            gap, normal, arm = contact._witness(tuple(poses))
+            result.append(Touching(contact.body, contact.other, gap, normal, poses[0].x + arm))
     return result
 
 

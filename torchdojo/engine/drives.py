@@ -51,7 +51,7 @@ class Drive:
             of the world at the anchor and a torque.
         reference: another site, which the force and the torque of `site` are relative to, in its frame; it gets the opposite ones.
         slider, rod: a site on whose z axis a slider is, and the length of the rod to it from the site `crank` [m].
-        reach: gap below which contacts of `body` share its force, in equal parts along their normals [m].
+        reach: gap below which contacts of `body` share its force, in equal parts along their normals [m]; of near ones at most 1 mm.
         gear: length per length of the target, and force per force; of a site six numbers, force and torque in its frame, or in that of
             its reference; of a joint with `axes` three or six.
         dynamics, dynamics_numbers: law of its activation, a name in `DYNAMICS`, and numbers of the law.

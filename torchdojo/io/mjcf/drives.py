@@ -11,6 +11,7 @@ from torchdojo.elements.near_contact import NearContact
 from torchdojo.engine.delays import ROUNDING
 from torchdojo.engine.drive_targets import contacts_of
 from torchdojo.engine.drives import Drive, Drives
+from torchdojo.geometry.near_terms import REACH
 from torchdojo.io.mjcf.description import MjcfInfo
 from torchdojo.io.mjcf.drive_laws import GAINS, HELD, dynamics_of, on_body, on_tendon, taken
 from torchdojo.io.mjcf.model import disabled, import_mujoco
@@ -54,7 +55,7 @@ def add_drives(mech: Mechanism, robot: MjcfInfo) -> Findings:
     findings.add("ignored", "actuators", lost, "what they drive is not in the mechanism, has no input, or does not move")
     reason = "their tendons do not act; load(tendons=True) has them"
     findings.add("ignored", "actuators of tendons, sites and bodies", elsewhere, reason)
-    reason = "their bodies have no contacts, or near contacts"
+    reason = "their bodies have no contacts"
     findings.add("ignored", "actuators of tendons, sites and bodies", loose, reason)
     added = [name for name, drive in drives.items() if drive is not None]
     if added:
@@ -79,11 +80,15 @@ def _drive(mech: Mechanism, robot: MjcfInfo, i: int, findings: Findings, name: s
         links: list[LinkInfo] = [WORLD, *robot.links.values()]
         body = links[number].body
         contacts = [] if body is None else contacts_of(mech, body).values()
-        if not contacts or any(isinstance(contact, NearContact) for contact in contacts):
+        if not contacts:
             return None
         # Contacts of a pair begin at the sum of the margins of its geoms.
         margins = [model.geom_margin[here] for here in (model.geom_bodyid == number, model.geom_bodyid != number)]
-        target = {"body": body, "reach": max(HELD, float(sum(margin.max(initial=0.0) for margin in margins)))}
+        reach = max(HELD, float(sum(margin.max(initial=0.0) for margin in margins)))
+        if reach > REACH and any(isinstance(contact, NearContact) for contact in contacts):
+            reach = REACH
+            findings.add("approximated", "adhesion of bodies with near contacts", name, f"its reach is {1e3 * REACH:g} mm, as theirs")
+        target = {"body": body, "reach": reach}
     elif kind in (mujoco.mjtTrn.mjTRN_SITE, mujoco.mjtTrn.mjTRN_SLIDERCRANK):
         sites = [_site(robot, int(number)) for number in model.actuator_trnid[i] if number >= 0]
         if len({site.body for site in sites} - {None}) < 1 or len({site.body for site in sites}) < len(sites):
