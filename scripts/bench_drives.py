@@ -4,7 +4,8 @@
 Four muscles pull at the two joints of `td.envs.MuscleArm` ("joints"), or at four strings through sites ("strings"). The third arm, "seven",
 has seven joints and eight strings around cylinders with sides. The arms without make the same motion under given torques.
 
-CPU time of one thread. Both alternate call by call, so that other load falls on both alike. A ratio is the median over all pairs.
+CPU time of one thread. Both alternate call by call, so that other load falls on both alike. A ratio is the median over all pairs. Steps and
+rollouts show their Newton iterations a step, too: muscles along strings load the joints, so that cold steps may need one more.
 """
 
 from __future__ import annotations
@@ -145,6 +146,12 @@ def torques(mech: td.Mechanism, z: Tensor, ctrl: Tensor, act: Tensor) -> Tensor:
     return u if not mech.tendons else u[:, :count] + (u[:, count:, None] * mech.tendon_moment_arms(mech.to_minimal(z)[0])).sum(1)
 
 
+def iterations(result: object) -> str:
+    """Mean Newton iterations a step of a result; empty for calls that return none."""
+    out = getattr(result, "out", getattr(result, "path", result))
+    return f"{out.iterations.double().mean():.1f}" if hasattr(out, "iterations") else ""
+
+
 def seconds(call: Callable[[], object], count: int) -> float:
     """CPU time of one of `count` calls."""
     start = time.process_time()
@@ -172,7 +179,9 @@ def main() -> None:
                 gc.enable()
                 without, own = (1e6 * statistics.median(times) for times in zip(*rounds, strict=True))
                 ratio = statistics.median(second / first for first, second in rounds)
-                print(f"{batch:5d} {kind:8s} {name:20s} {without:9.0f} µs {own:9.0f} µs  {ratio:.2f}", flush=True)
+                counted = " and ".join(filter(None, (iterations(call()) for call in pair)))
+                line = f"{batch:5d} {kind:8s} {name:20s} {without:9.0f} µs {own:9.0f} µs  {ratio:.2f}"
+                print(f"{line}  {counted} iterations" if counted else line, flush=True)
     print("load:", *(f"{load:.1f}" for load in os.getloadavg()))
 
 

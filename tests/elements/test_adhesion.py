@@ -155,6 +155,78 @@ def test_what_is_held_and_what_falls() -> None:
     assert float((height[:101] - z[2]).abs().max()) < 1e-3 and float(height[-1]) < -1.0
 
 
+def hung(tilt: float = 0.0, gap: float = 0.0005) -> tuple[td.Mechanism, Tensor]:
+    """A crate below a beam, whose contacts are near ones; and its state, perhaps turned a little."""
+    crate, beam = td.Box((0.2, 0.3, 0.1)), td.Box((1.0, 1.0, 0.2), position=(0, 0, 0.15))
+    mech = td.Mechanism(
+        {"crate": td.Body(1.0, INERTIA)}, contacts=td.near_contacts("crate", crate, None, beam, friction=0.5), timestep=0.005
+    )
+    mech.drives = td.Drives(mech, {"hold": td.Drive(body="crate", gain_numbers=(9.81, 0, 0), ctrlrange=(0.0, 2.0))})
+    turn = torch.tensor([np.cos(tilt / 2), np.sin(tilt / 2), 0.0, 0.0]).double()
+    return mech, mech.initial_state(crate={"position": (0, 0, -gap), "orientation": turn})
+
+
+def test_places_of_near_contacts_have_equal_shares() -> None:
+    """Four corners of a crate, or two where it is turned so that the others are out of reach."""
+    for tilt, count in ((0.0, 4), (0.004, 2)):
+        mech, z = hung(tilt, 0.0008)
+        found, _ = transmission(mech, z, mech.drives.drives["hold"])
+        pulls = torch.stack([force for body, force, _ in found.wrenches if body == "crate"])
+        sizes = pulls.norm(dim=-1)
+        assert int((sizes > 0).sum()) == count
+        torch.testing.assert_close(sizes[sizes > 0], torch.full((count,), 1 / count, dtype=torch.float64), rtol=0, atol=1e-12)
+        assert float(pulls[:, 2].sum()) == pytest.approx(1.0, abs=1e-4)  # upwards, to the beam
+
+
+def test_files_with_near_contacts_have_adhesion(tmp_path: Path) -> None:
+    path = tmp_path / "crate.xml"
+    path.write_text(
+        '<mujoco><default><geom margin="0.01"/></default><worldbody><geom name="beam" type="box" size="1 1 0.1" pos="0 0 0.5"/>'
+        '<body name="crate" pos="0 0 0.35"><freejoint/><geom name="crate" type="box" size="0.1 0.1 0.0495"/></body></worldbody>'
+        '<actuator><adhesion name="hold" body="crate" gain="300" ctrlrange="0 2"/></actuator></mujoco>'
+    )
+    mech = quiet(path, near=True, contacts="all")
+    assert mech.drives.drives["hold"].reach == 1e-3
+    names = [entry.names for entry in mech.load_report.entries if "its reach is 1 mm" in entry.reason]
+    assert names == [("hold",)]
+    path_of = mech.drives.rollout(mech.initial_state(), torch.ones(20, 1).double()).path
+    assert not path_of.status.any() and float((path_of.z[:, 2] - path_of.z[0, 2]).abs().max()) < 1e-3
+
+
+def test_near_contacts_hold_and_let_go() -> None:
+    for ctrl, held in ((1.2, True), (0.8, False)):
+        mech, z = hung()
+        path = mech.drives.rollout(z, torch.full((60, 1), ctrl).double()).path
+        assert not path.status.any()
+        if held:
+            assert float((path.z[:, 2] - z[2]).abs().max()) < 1e-3
+        else:
+            assert float(path.z[-1, 2]) < -0.1
+
+
+def test_gradients_of_near_adhesion_agree_with_differences() -> None:
+    """By control and state, along the tangents of the state, of one step."""
+    mech, z = hung(0.001)
+    mech.options = td.SolverOptions(residual_tol=1e-13)
+    ctrl, weights = torch.tensor([0.9]).double(), torch.randn(13, generator=torch.Generator().manual_seed(1)).double()
+
+    def value(change: Tensor, ctrl: Tensor) -> Tensor:
+        return (mech.drives.step(mech.retract(z, change), ctrl).out.z * weights).sum()
+
+    leaves = torch.zeros(12).double().requires_grad_(), ctrl.clone().requires_grad_()
+    by_state, by_ctrl = torch.autograd.grad(value(*leaves), leaves)
+    step = 1e-6
+    for i in range(12):
+        change = torch.zeros(12).double()
+        change[i] = step
+        near, far = (value(k * change, ctrl) - value(-k * change, ctrl) for k in (1, 2))
+        difference = (8 * near - far) / (12 * step)  # of fourth order: contacts are stiff
+        assert float(by_state[i]) == pytest.approx(float(difference), rel=1e-6, abs=1e-6)
+    change = torch.zeros(12).double()
+    difference = (value(change, ctrl + step) - value(change, ctrl - step)) / (2 * step)
+    assert float(by_ctrl[0]) == pytest.approx(float(difference), rel=1e-6, abs=1e-6)
+
+
 @pytest.mark.parametrize(("egg", "tolerance"), [(td.Sphere(0.1), 1e-11), (EGG, 1e-8)], ids=["balls", "egg"])
 def test_kernel_reference_and_gradients(egg: td.Shape, tolerance: float) -> None:
     """Derivatives of nearest points on ellipsoids are as good as Newton's method for them, 1e-9 of their size."""
@@ -238,5 +310,5 @@ def test_what_is_refused(tmp_path: Path) -> None:
         td.Drives(alone, {"d": td.Drive(body="a")})
     crate = td.Box((0.1, 0.1, 0.1))
     near = td.Mechanism({"a": td.Body(1.0, INERTIA)}, contacts=td.near_contacts("a", crate, None, crate))
-    with pytest.raises(ValueError, match=r"got the body 'a' with near contacts, \[.*allowed: contacts of other kinds"):
-        td.Drives(near, {"d": td.Drive(body="a")})
+    with pytest.raises(ValueError, match=r"got reach=0.01 m for the body 'a' with near contacts, \[.*allowed: up to 0.001"):
+        td.Drives(near, {"d": td.Drive(body="a", reach=0.01)})

@@ -223,8 +223,7 @@ def test_steps_of_the_mechanism_and_inverse_problems_name_the_drives() -> None:
     with pytest.raises(ValueError, match=words):
         mech.step(z, ctrl=ctrl[0])
     assert td.planning.Problem(mech, z, 3, costs=[td.planning.Input(1.0)], controls=True).dynamics.num_inputs == 3  # of drives
-    plans = r"got True for a mechanism with drives, \['muscle', 'lag', 'fan'\].*td.planning.Problem\(controls=True\) carries activations"
-    with pytest.raises(ValueError, match=plans):
+    with pytest.raises(ValueError, match=r"got True with drives whose controls act after the step, \['muscle'"):
         td.planning.inverse_dynamics(mech, z, z, controls=True)
 
 

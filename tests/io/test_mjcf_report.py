@@ -55,7 +55,7 @@ CASES: dict[str, tuple[str, str, tuple[str, str, str, tuple[str, ...]]]] = {
                      '<actuator><motor name="m" cranksite="v" slidersite="w" cranklength="9"/></actuator>',
                      ("motion", "approximated", "actuators with activations, on tendons and on sites", ("m",))),
     "motor of a ball": (body('<joint name="b" type="ball"/>'), '<actuator><motor name="m" joint="b"/></actuator>',
-                        ("motion", "ignored", "actuators", ("m",))),
+                        ("motion", "approximated", "actuators with activations, on tendons and on sites", ("m",))),
     "actuator of a body": (LOOSE, '<actuator><adhesion name="m" body="b" ctrlrange="0 1"/></actuator>',
                            ("motion", "ignored", "actuators of tendons, sites and bodies", ("m",))),
     "curved damping of a motor": (LOOSE, '<actuator><motor name="m" joint="h1" damping="2 1"/></actuator>',

@@ -175,7 +175,7 @@ def test_drives_along_tendons() -> None:
 
 @pytest.mark.parametrize("kind", ["sphere", "cylinder", "inside"])
 def test_strings_touch_in_the_lanes_where_those_of_the_reference_do(kind: str) -> None:
-    """Exact tests of a wrap are taken in lanes that may touch alone: none may be missing there."""
+    """Lanes on both sides of a string that comes to touch, or leaves: each has its own path."""
     mech = chain(cord=path(kind, {"actuated": True}))
     mech.drives = td.Drives(mech, {"cord": td.Drive(tendon="cord", gain_numbers=(0.0, 0.0, 0.0), bias_numbers=(0.0, 1.0, 0.0))})
     torch.manual_seed(5)

@@ -1,4 +1,4 @@
-"""Drives between sites, of cranks, adhesion and delays in the kernel: as in PyTorch, with gradients beside differences."""
+"""Drives between sites, of cranks, on turns of joints, adhesion, delays in the kernel: as in PyTorch, with gradients beside differences."""
 
 from __future__ import annotations
 
@@ -28,8 +28,10 @@ def tree() -> td.Mechanism:
     return td.Mechanism(
         {name: td.Body(**link) for name in ("trunk", "left", "tool", "right", "free")},
         {
-            "base": td.Floating(None, "trunk"),
-            "shoulder": td.Spherical("trunk", "left", parent_anchor=(0.1, 0.2, 0), child_anchor=(-0.2, 0, 0), damper=0.05),
+            "base": td.Floating(None, "trunk", child_anchor=(0.02, -0.03, 0.01)),
+            "shoulder": td.Spherical(
+                "trunk", "left", parent_anchor=(0.1, 0.2, 0), child_anchor=(-0.2, 0, 0), orientation_offset=ONE, damper=0.05
+            ),
             "rail": td.Prismatic("left", "tool", axis=(1, 0, 0.2), parent_anchor=(0.2, 0, 0), damper=0.5),
             "hip": td.Revolute("trunk", "right", axis=(0, 1, 0.2), parent_anchor=(0.1, -0.2, 0), child_anchor=(-0.2, 0, 0), damper=0.05),
         },
@@ -48,11 +50,14 @@ def drives_of_all_kinds() -> dict[str, td.Drive]:
     }
     wrench = (0.6, -0.4, 0.5, 0.02, 0.03, -0.04)
     pairs = [("tool", "trunk"), ("trunk", "right"), ("tool", "right"), ("free", "tool"), ("right", "world"), ("world", "free")]
+    turns = [("shoulder", "child", wrench[:3]), ("shoulder", "parent", wrench[:3]), ("base", "child", wrench), ("base", "parent", wrench)]
+    turns.append(("base", "child", wrench[:3]))
     cranks = [("tool", "right", 3.0), ("free", "world", 3.0), ("world", "right", 3.0), ("right", "free", 0.01)]
     return {
         **{f"{a} at {b}": td.Drive(site=sites[a], reference=sites[b], gear=wrench, **AFFINE) for a, b in pairs},
         "push": td.Drive(site=sites["free"], gear=wrench, **AFFINE),
         "slow": td.Drive(site=sites["tool"], reference=sites["world"], gear=wrench, dynamics="filter", dynamics_numbers=(0.05,), **AFFINE),
+        **{f"{joint} in {axes} {len(gear)}": td.Drive(joint=joint, axes=axes, gear=gear, **AFFINE) for joint, axes, gear in turns},
         **{f"{a} on {b}": td.Drive(crank=sites[a], slider=sites[b], rod=rod, gear=0.7, **AFFINE) for a, b, rod in cranks},
     }
 

@@ -195,9 +195,5 @@ def test_what_plans_with_drives_refuse() -> None:
         planning.Problem(mech, mech.initial_state(), 3, costs=[planning.Activation()])
     with pytest.raises(ValueError, match=r"names: got 'thigh'; allowed: different names of \['shoulder_flexor'"):
         reaching(mech, costs=[planning.Activation(names="thigh")])
-    with pytest.raises(ValueError, match="activations a controller does not see"):
-        planning.Controller(reaching(mech, equalities=()))
     with pytest.raises(ValueError, match=r"matrix: got shape \(1, 8\); allowed: \(d, 4\)"):
         reaching(mech, costs=[planning.State(mech.initial_state(), matrix=torch.ones(1, 8, dtype=torch.float64))])
-    with pytest.raises(ValueError, match="not carried here"):
-        planning.inverse_dynamics(mech, mech.initial_state(), mech.initial_state(), controls=True)

@@ -134,6 +134,12 @@ def _centimeters(distance: float | None) -> str:
     return "not finite" if distance is None else f"{100 * distance:.2g} cm"
 
 
+def _with_activations(found: Plan) -> torch.Tensor:
+    """Coordinates of the plan's states, which have the activations of drives behind them."""
+    dynamics = found.problem.dynamics
+    return dynamics.coordinates(dynamics.joined(found.z, found.act))
+
+
 def _save(found: Plan, replay: Replay, description: PlanConfig, output: Path | None, page: Page) -> None:
     """trajectory.npz, its page, and how to use the gains."""
     problem, log = found.problem, iterates(found)
@@ -144,7 +150,7 @@ def _save(found: Plan, replay: Replay, description: PlanConfig, output: Path | N
         "u": found.u.numpy(),
         "v": found.v.numpy(),
         "gains": found.gains.numpy(),
-        "coordinates": problem.dynamics.coordinates(found.z).numpy(),
+        "coordinates": _with_activations(found).numpy(),
         "input_map": problem.dynamics.map.numpy(),
         "input_offset": problem.dynamics.offset.numpy(),
         "replay_z": replay.z.numpy(),
@@ -161,5 +167,6 @@ def _save(found: Plan, replay: Replay, description: PlanConfig, output: Path | N
     write_drawing(playbacks, output, page, side_by_side=True, arrays=arrays)
     if output is not None:
         error = "coordinates (q, qd) minus coordinates[t]" if problem.dynamics.minimal else "mech.difference(z, z[t])"
+        error += ", with the activations behind both," if problem.dynamics.num_activations else ""
         print(f"{output / TRAJECTORY} has the plan: states z, inputs u, and gains with which a step applies")
         print(f"  input_map @ (v[t] + gains[t] @ error) + input_offset, where error = {error}")

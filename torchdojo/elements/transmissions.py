@@ -9,6 +9,10 @@ gives the bodies the power F times velocity, exactly. P₁ and P₂ are the orig
     crank and slider    length g (a·d − √D), D = (a·d)² + r² − |d|². A rod of length r leads from P₁ to a slider on the line through P₂
                         along its z axis a. Wrenches are the gradient of the length.
 
+    turn of a joint     as site and reference with g = 0, between the frames that a joint has on its bodies; γ is in axes of the child or of
+                        the parent.
+    floating joint      no length. The gear (g, γ) is a force g in axes of the world at the anchor of the body, and a torque γ in axes of
+                        the body or of the world.
     adhesion            no length. Of the contacts of a body, k have a gap below a reach. Each pulls the body by -n/k at the point of
                         contact, and the other body by n/k, with the normal n from the other body.
 
@@ -30,6 +34,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -38,7 +43,28 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.elements.tendon_paths import Frame
 
-__all__ = ["Moving", "Touching", "Transmission", "adhesion", "at_site", "between_sites", "distance_to_axis", "slider_crank"]
+__all__ = [
+    "JointFrame",
+    "Moving",
+    "Touching",
+    "Transmission",
+    "adhesion",
+    "at_site",
+    "between_sites",
+    "distance_to_axis",
+    "floating",
+    "slider_crank",
+    "turn_of_joint",
+]
+
+
+@dataclass
+class JointFrame:
+    """The frame of a joint on one of its bodies, as `td.Site` has them. Both have the same axes where the angles are zero."""
+
+    body: str | None
+    position: Tensor
+    orientation: Tensor
 
 
 class Moving(NamedTuple):
@@ -108,6 +134,26 @@ def between_sites(site: Frame, reference: Frame, carrier: str | None, gear: Tens
             (carrier, torch.zeros_like(force), couple),
         ],
     )
+
+
+def turn_of_joint(parent: Frame, child: Frame, gear: Tensor, in_child: bool, states: States) -> Transmission:
+    """A torque between the bodies of a joint with three rotations, in axes of its frame on the child or on the parent. gear: (..., 3)."""
+    none = torch.zeros_like(gear)
+    if in_child:
+        return between_sites(parent, child, None, torch.cat((none, -gear), dim=-1), states)
+    return between_sites(child, parent, None, torch.cat((none, gear), dim=-1), states)
+
+
+def floating(child: Frame, gear: Tensor, in_child: bool, states: States) -> Transmission:
+    """A force in axes of the world and a torque, on a body that floats.
+
+    Args:
+        child: the frame of the joint on the body. gear: (..., 6), force and torque. in_child: whether the torque is in axes of the body.
+    """
+    state = states(child.body)
+    force, torque = gear.split(3, dim=-1)
+    own = torque if in_child else quat.inverse_rotate(state.q, torque)
+    return Transmission(None, [(child.body, force, own + quat.cross(child.position, quat.inverse_rotate(state.q, force)))])
 
 
 def slider_crank(crank: Frame, slider: Frame, rod: Tensor, gear: Tensor, states: States) -> Transmission:

@@ -60,10 +60,10 @@ class Table(NamedTuple):
         """drives: name -> `td.Drive` or None. activated: the names of those with an activation."""
         with_law = {i: drive for i, drive in enumerate(drives.values()) if drive is not None}
         stateful = {i: drive for i, (name, drive) in enumerate(drives.items()) if name in activated}
-        gear, length0 = (
-            _stacked([0.0 if drive is None or not (drive.joint or drive.tendon) else getattr(drive, name) for drive in drives.values()])
-            for name in ("gear", "length0")
-        )
+        along = [
+            drive if drive is not None and (drive.tendon or (drive.joint and drive.axes is None)) else None for drive in drives.values()
+        ]
+        gear, length0 = (_stacked([0.0 if drive is None else getattr(drive, name) for drive in along]) for name in ("gear", "length0"))
         every = list(drives.values())
         return cls(
             gear,

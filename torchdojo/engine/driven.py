@@ -10,8 +10,9 @@ from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.elements.actuator_laws import DYNAMICS, FORCES
+from torchdojo.elements.transmissions import JointFrame
 from torchdojo.engine.drive_tables import numbers_of
-from torchdojo.engine.drive_targets import carrier_of, frames_of
+from torchdojo.engine.drive_targets import carrier_of, frames_of, joint_frames, pushes
 from torchdojo.engine.requests import request_of
 from torchdojo.native import driving
 from torchdojo.native.drive_kinds import DriveDynamics, DriveTarget
@@ -66,6 +67,20 @@ def _frame_numbers(drive: Any) -> tuple[DriveTarget, dict[str, Tensor]]:
     return target, numbers | {"arm": own.position, "other_arm": other.position}
 
 
+def _joint_numbers(drive: Any, parent: JointFrame, child: JointFrame) -> tuple[DriveTarget, JointFrame, JointFrame, dict[str, Tensor]]:
+    """Target, frame, reference and numbers of a drive on the turn of a joint, or of a body that floats, in the axes of the bodies."""
+    gear, in_child = numbers_of(drive.gear), drive.axes == "child"
+    force, torque = gear[..., :-3], gear[..., -3:]
+    if gear.shape[-1] == 6:
+        target, frame, reference = DriveTarget.FLOATING, child, parent
+        numbers = {"push": force, "own_turn" if in_child else "turn": torque}
+    else:
+        target, frame, reference = (DriveTarget.SITES, parent, child) if in_child else (DriveTarget.SITES, child, parent)
+        numbers = {"turn": -torque if in_child else quat.rotate(parent.orientation, torque)}
+    offset = quat.multiply(frame.orientation, quat.conjugate(reference.orientation))
+    return target, frame, reference, numbers | {"offset": offset, "arm": frame.position, "other_arm": reference.position}
+
+
 class Lowered:
     """The drives of a mechanism as the kernel takes them.
 
@@ -75,20 +90,27 @@ class Lowered:
     def __init__(self, owner: Owner, constant: bool) -> None:
         self._owner, self._program, self._constant = owner, cast(Any, None), constant
         self._table: driving.DriveTable | None = None
-        frames = [frame for drive in owner.drives.values() for frame in frames_of(drive)]
-        self._places = [place for frame in frames for place in (frame.position, frame.orientation)]
+        self._frames = [frame for drive in owner.drives.values() for frame in frames_of(drive)]
+        self._turning = [drive for drive in owner.drives.values() if drive.joint is not None and pushes(drive)]
         self._kept: list[Tensor] = []
 
     def table(self) -> driving.DriveTable | None:
         """The table; None where numbers require grad."""
-        program = self._owner.mech.backends.program
-        if any(place.requires_grad for place in self._places):
+        program, places = self._owner.mech.backends.program, self._places()
+        if any(place.requires_grad for place in places):
             return None
-        stays = program is self._program and self._constant and all(map(torch.equal, self._places, self._kept))
+        stays = program is self._program and self._constant and all(map(torch.equal, places, self._kept))
         if self._table is None or not stays:
             self._program, self._table = program, self._lower(program)
-            self._kept = [place.detach().clone() for place in self._places]
+            self._kept = [place.detach().clone() for place in places]
         return self._table
+
+    def _places(self) -> list[Tensor]:
+        """Positions and orientations of all frames, those of joints as they are now."""
+        frames: list[Any] = list(self._frames)
+        for drive in self._turning:
+            frames.extend(joint_frames(self._owner.mech, drive))
+        return [place for frame in frames for place in (frame.position, frame.orientation)]
 
     def _lower(self, program: Any) -> driving.DriveTable | None:
         rows, numbers = [], []
@@ -100,9 +122,12 @@ class Lowered:
             assert drive is not None
             drive_numbers: dict[str, Tensor] = {}
             values = dict.fromkeys(("body", "other", "carrier", "joint", "coordinate", "tendon", "input"), -1)
-            if frames_of(drive):
+            numbered = {None: len(bodies), **{body: i for i, body in enumerate(bodies)}}  # the world is the last
+            if drive.joint is not None and pushes(drive):
+                target, frame, reference, drive_numbers = _joint_numbers(drive, *joint_frames(mech, drive))
+                values |= {"target": target, "body": numbered[frame.body], "other": numbered[reference.body], "carrier": numbered[None]}
+            elif frames_of(drive):
                 target, drive_numbers = _frame_numbers(drive)
-                numbered = {None: len(bodies), **{body: i for i, body in enumerate(bodies)}}  # the world is the last
                 own, other = (drive.site or drive.crank).body, drive.reference or drive.slider
                 values |= {"target": target, "body": numbered[own]}
                 if other is not None:

@@ -28,7 +28,7 @@ from torchdojo.elements.tendon_paths import Frame
 from torchdojo.engine.backend import Trajectory
 from torchdojo.engine.delays import Delays, side_by_side
 from torchdojo.engine.drive_tables import Table, has_tensors, numbers_of, ordered
-from torchdojo.engine.drive_targets import check_frames, check_target, resolved, transmission, warn_of_short_rod
+from torchdojo.engine.drive_targets import check_frames, check_target, on_coordinate, resolved, transmission, warn_of_short_rod
 from torchdojo.engine.driven import lower_drives
 from torchdojo.engine.periods import added, check_repeat
 from torchdojo.gradients.reference_step import StepOutput
@@ -46,11 +46,14 @@ class Drive:
     Args:
         joint, coordinate, tendon, site, crank, body: its target, exactly one: a coordinate of an actuated joint, an actuated tendon, a
             `td.Site` or the name of one in `mech.sites`, or the name of a body that holds on to what it touches, with a positive force.
+        axes: "child" or "parent", for the turn of a joint with three rotations, instead of one of its coordinates: the axes of its frame in
+            which the gear is, three numbers, a torque. Of a joint that floats in the world, the gear may have six numbers, a force in axes
+            of the world at the anchor and a torque.
         reference: another site, which the force and the torque of `site` are relative to, in its frame; it gets the opposite ones.
         slider, rod: a site on whose z axis a slider is, and the length of the rod to it from the site `crank` [m].
-        reach: gap below which contacts of `body` share its force, in equal parts along their normals [m].
+        reach: gap below which contacts of `body` share its force, in equal parts along their normals [m]; of near ones at most 1 mm.
         gear: length per length of the target, and force per force; of a site six numbers, force and torque in its frame, or in that of
-            its reference.
+            its reference; of a joint with `axes` three or six.
         dynamics, dynamics_numbers: law of its activation, a name in `DYNAMICS`, and numbers of the law.
         gain, gain_numbers, bias, bias_numbers: laws of its force, names in `FORCES`, and numbers of the laws.
         ctrlrange, forcerange, actrange: (lower, upper) of control, of force before the gear, of activation; None: not clipped.
@@ -60,8 +63,8 @@ class Drive:
         delay: time until a control arrives [s], rounded up to whole timesteps that the mechanism has when `td.Drives` is built.
 
     Raises:
-        ValueError: nothing or several things to drive, a crank without its slider or rod, a rod that is not positive, a delay that is
-            negative, unknown laws, too few numbers, a muscle without the range of its length.
+        ValueError: nothing or several things to drive, axes of something else than a joint, a crank without its slider or rod, a rod that
+            is not positive, a delay that is negative, unknown laws, too few numbers, a muscle without the range of its length.
     """
 
     joint: str | None = None
@@ -89,6 +92,7 @@ class Drive:
     delay: float = 0.0
     body: str | None = None
     reach: Any = 1e-3
+    axes: str | None = None
 
     def __post_init__(self) -> None:
         check_frames(self)
@@ -182,10 +186,9 @@ class Drives:
                 self.drives[name] = placed = resolved(mech, name, drive)
                 check_target(mech, name, placed)
                 warn_of_short_rod(mech, name, placed)
-        of_joints, of_tendons = (
-            {i: drive for i, drive in enumerate(self.drives.values()) if drive is not None and getattr(drive, target)}
-            for target in ("joint", "tendon")
-        )
+        every = list(enumerate(self.drives.values()))
+        of_joints = {i: drive for i, drive in every if drive is not None and on_coordinate(drive)}
+        of_tendons = {i: drive for i, drive in every if drive is not None and drive.tendon}
         rest = {i: drive for i, drive in enumerate(self.drives.values()) if i not in of_joints and i not in of_tendons}
         self._targets = of_joints, of_tendons, rest
         self._others = [i for i, drive in enumerate(self.drives.values()) if drive is None]
@@ -387,14 +390,17 @@ class Drives:
             return None
 
         def reference(z: Tensor, ctrl: Tensor, act: Tensor, wrench: Tensor | None) -> tuple[Tensor, ...]:
-            warm, outs = warm_start, []
+            warm, outs, start = warm_start, [], z
             for control in [ctrl] if single else ctrl.unbind(-2):
                 outs.append(self._step(z, control, act, repeat, warm, wrench))
                 z, act, warm = outs[-1].out.z, outs[-1].act, outs[-1].out.solution.detach()
             columns = [
                 torch.broadcast_tensors(*values) for values in zip(*((o.out.z, o.act, o.force, o.out.impulses) for o in outs), strict=True)
             ]
-            return tuple(column[0] if single else torch.stack(column, dim=-2) for column in columns)
+            if single:
+                return tuple(column[0] for column in columns)
+            states, *others = columns
+            return torch.stack([start.expand_as(states[0]), *states], dim=-2), *(torch.stack(column, dim=-2) for column in others)
 
         return self._lowered.periods(reference, (z, ctrl, act, wrench, warm_start), check_repeat(repeat), single)
 
@@ -433,7 +439,7 @@ class Drives:
             self._check_size("act", act, self.num_activations)
             native = self._periods(z, ctrl, act, repeat, warm_start, wrench)
             if native is not None:
-                return _trajectory(native, z, ctrl, act)
+                return _trajectory(native, ctrl, act)
         states, acts, controls, outs, forces = [z], [act], [], [], []
         for t in range(steps):
             control = policy(z, act) if callable(ctrl) else ctrl[..., t, :]
@@ -469,15 +475,12 @@ class Drives:
             raise ValueError(f"{name}: got {got}; allowed: a tensor (..., {size}), one number for each of {list(names)}")
 
 
-def _trajectory(native: Periods, z: Tensor, ctrl: Tensor, act: Tensor) -> DriveTrajectory:
+def _trajectory(native: Periods, ctrl: Tensor, act: Tensor) -> DriveTrajectory:
     """The rollout of periods by the kernel."""
     batch = native.z.shape[:-2]
-    states, acts = (
-        torch.cat((start.expand(*batch, start.shape[-1]).unsqueeze(-2), after), dim=-2)
-        for start, after in ((z, native.z), (act, native.act))
-    )
+    acts = torch.cat((act.expand(*batch, act.shape[-1]).unsqueeze(-2), native.act), dim=-2)
     controls, solution = ctrl.expand(*batch, *ctrl.shape[-2:]), native.solution.unsqueeze(-2)
-    path = Trajectory(states, controls, native.impulses, native.status, native.iterations, native.substeps, solution)
+    path = Trajectory(native.z, controls, native.impulses, native.status, native.iterations, native.substeps, solution)
     return DriveTrajectory(path, acts, native.force)
 
 

@@ -18,6 +18,7 @@ class DriveTarget(enum.IntEnum):
     SITES = 3  #: a site relative to another
     CRANK = 4
     BODY = 5  #: adhesion at its contacts
+    FLOATING = 6  #: a body that floats in the world, as SITES without a length
 
 
 class DriveDynamics(enum.IntEnum):
@@ -32,11 +33,12 @@ class DriveDynamics(enum.IntEnum):
 
 #: The ranges of the control, force and activation of each drive, and the numbers of its laws. At a site, push and turn are the wrench per
 #: force, in body axes. Between two sites they are gears in the axes of the other body, `arm` and `other_arm` the sites, and `offset` turns
-#: one frame into the other at the angle zero. The push of a crank is the axis of its slider. The reach is that of adhesion. Numbers of a
-#: muscle are those of its curves, with reciprocals (`muscle_numbers` in driving.py).
+#: one frame into the other at the angle zero; `own_turn` is a torque in the axes of a body that floats. The push of a crank is the axis of
+#: its slider. The reach is that of adhesion. Numbers of a muscle are those of its curves, with reciprocals (`muscle_numbers` in
+#: driving.py).
 DRIVE_NUMBERS = numbers(
     gear=1, length0=1, ctrlrange=2, forcerange=2, actrange=2, dynamics=3, gain=15, bias=6, push=3, turn=3,
-    arm=3, other_arm=3, offset=4, rod=1, reach=1,
+    arm=3, other_arm=3, offset=4, rod=1, reach=1, own_turn=3,
 )  # fmt: skip
 MUSCLE_GAIN = numbers(
     peak=1, low=1, shortest=1, per_length=1, per_speed=1, lmin=1, left_bend=1, right_bend=1, lmax=1, fvmax=1,

@@ -59,8 +59,9 @@ class DriveTable(NamedTuple):
 class Periods(NamedTuple):
     """P periods of environments (...), or one without its dimension.
 
-    z: (..., P, 13 nb) and act: (..., P, na) after each. force: (..., P, n) of the first step of each. impulses: (..., P, ni).
-    status, iterations, substeps: (..., P). solution: (..., num_unknowns) of the last step.
+    z: (..., P + 1, 13 nb), at the start and after each period; one period: after it alone. act: (..., P, na) after each.
+    force: (..., P, n) of the first step of each. impulses: (..., P, ni). status, iterations, substeps: (..., P).
+    solution: (..., num_unknowns) of the last step.
     """
 
     z: Tensor
@@ -165,16 +166,26 @@ class _Call:
             warm=_address(self.given[4]),
         )
 
-    def into(self, z: Tensor, act: Tensor, w: Tensor, counts: Sequence[Tensor], stored: int, solutions: int) -> None:
-        """Results of `stored` steps or periods go into z, act and counts, and as many `solutions` into w."""
+    def into(self, states: Tensor, act: Tensor, w: Tensor, counts: Sequence[Tensor], stored: int, solutions: int) -> None:
+        """Results of `stored` steps or periods go into states, act and counts, and as many `solutions` into w.
+
+        Args:
+            states: (..., stored, 13 nb), or (..., 1 + stored, 13 nb) behind the state at the start.
+        """
         arguments = self.arguments
-        arguments.every, arguments.w_steps = self.steps // stored, solutions
-        arguments.z, arguments.z_stride, arguments.w = z.data_ptr(), stored * z.shape[-1], w.data_ptr()
+        arguments.every, arguments.w_steps, arguments.w = self.steps // stored, solutions, w.data_ptr()
+        arguments.z, arguments.z_stride = behind_start(states, stored)
         arguments.status, arguments.iterations, arguments.substeps = [count.data_ptr() for count in counts]
         self.drives.act = act.data_ptr()
 
     def call(self, function: Any, *more: Any) -> None:
         function(self.packed.handle, ctypes.byref(self.options), ctypes.byref(self.arguments), *more)
+
+
+def behind_start(states: Tensor, stored: int) -> tuple[int, int]:
+    """Where the `stored` values behind the start begin in contiguous (..., rows, n), and the numbers of all rows."""
+    rows, width = states.shape[-2:]
+    return states.data_ptr() + (rows - stored) * width * states.element_size(), rows * width
 
 
 def _address(tensor: Tensor | None) -> int | None:
@@ -215,7 +226,8 @@ def _take_periods(program: Program, request: Request, parameters: Parameters, ta
     call, z = _Call(program, request, parameters, table, given, single), given[0]
     new, batch = memory.allocator(z), call.batch
     lead = batch if single else (*batch, call.periods)
-    states, acts, w = new((*lead, z.shape[-1])), new((*lead, table.activations)), new((*batch, program.num_unknowns))
+    states = new((*batch, call.periods + (not single), z.shape[-1]))
+    acts, w = new((*lead, table.activations)), new((*batch, program.num_unknowns))
     force, impulses = new((*lead, table.drives)), new((*lead, program.num_impulses))
     counts = [new(lead, dtype=torch.int64) for _ in range(3)]
     call.into(states, acts, w, counts, call.periods, 1)
@@ -223,6 +235,10 @@ def _take_periods(program: Program, request: Request, parameters: Parameters, ta
     call.call(call.kernel.td_rollout)
     _check(program, request, parameters, call, counts[0])
     status, iterations, substeps = counts
+    if single:
+        states = states.squeeze(-2)
+    else:
+        states[..., 0, :] = z
     return Periods(states, acts, force, impulses, status, iterations, substeps, w)
 
 
@@ -246,7 +262,8 @@ class Driven(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         call = _Call(program, request, parameters, table, (z, ctrl, act, wrench, warm), single)
         new, lead, repeat = memory.allocator(z), (*call.batch, call.steps), request.repeat
-        states, acts, w = new((*lead, z.shape[-1])), new((*lead, table.activations)), new((*lead, program.num_unknowns))
+        states = new((*call.batch, call.steps + (not single), z.shape[-1]))
+        acts, w = new((*lead, table.activations)), new((*lead, program.num_unknowns))
         inputs, counts = new((*lead, program.num_inputs)), [new(lead, dtype=torch.int64) for _ in range(3)]
         force, impulses = (new((*call.batch, call.periods, count)) for count in (table.drives, program.num_impulses))
         call.into(states, acts, w, counts, call.steps, call.steps)
@@ -258,8 +275,13 @@ class Driven(torch.autograd.Function):
         ctx.held = program, request, parameters, table, reference, single
         ctx.save_for_backward(z, ctrl, act, wrench, states, acts, inputs, wrenches, w, counts[0], counts[2])
         ctx.set_materialize_grads(False)
-        # Backward keeps the states of all steps, and callers may write to theirs.
-        z_after, act_after = (value[..., repeat - 1 :: repeat, :].clone() for value in (states, acts))
+        # Backward keeps the states and activations of all steps. Callers may write to theirs, but for states of rollouts: they are many.
+        act_after = acts[..., repeat - 1 :: repeat, :].clone()
+        if single:
+            z_after = states[..., -1:, :].clone()
+        else:
+            states[..., 0, :] = z
+            z_after = states if repeat == 1 else states[..., ::repeat, :].contiguous()
         totaled = counts if repeat == 1 else list(totals(*(count.unflatten(-1, (-1, repeat)) for count in counts)))
         if single:
             z_after, act_after, force, impulses = (value.squeeze(-2) for value in (z_after, act_after, force, impulses))
@@ -275,6 +297,7 @@ class Driven(torch.autograd.Function):
         if all(grad is None for grad in grads):
             return (None,) * 11
         program, request, parameters, table, reference, single = ctx.held
+        repeat = request.repeat
         if torch.is_grad_enabled() or transforming():
             return *(None,) * 7, *_by_reference(reference, needs, grads, (z, ctrl, act, wrench))
         call = _Call(program, request, parameters, table, (z, ctrl, act, wrench, None), single)
@@ -283,31 +306,35 @@ class Driven(torch.autograd.Function):
         batch = call.batch
         if single:
             grads = tuple(None if grad is None else grad.unsqueeze(-2) for grad in grads)
-        grad_z, grad_act = (_of_steps(grad, steps, request.repeat) for grad, steps in ((grads[0], states), (grads[1], acts)))
+        grad_z = _of_steps(grads[0], states, repeat - 1 if single else 0, repeat)
+        grad_act = _of_steps(grads[1], acts, repeat - 1, repeat)
         grad_z = torch.zeros_like(states) if grad_z is None else grad_z
+        grad_after, grad_stride = behind_start(grad_z, call.steps)
         grad_force, grad_impulses = (None if grad is None else grad.contiguous() for grad in grads[2:])
         by_z, by_act, by_ctrl = z.new_empty(*batch, z.shape[-1]), act.new_empty(*batch, act.shape[-1]), torch.zeros_like(call.given[1])
         by_wrench = z.new_empty(*batch, wrench.shape[-1]) if needs[3] else None
         call.drives.grad_act, call.drives.grad_force, call.drives.by_start = _address(grad_act), _address(grad_force), by_act.data_ptr()
         gradient = calls.Gradient(
-            grad_z=grad_z.data_ptr(),
-            grad_z_stride=call.arguments.z_stride,
+            grad_z=grad_after,
+            grad_z_stride=grad_stride,
             grad_impulses=_address(grad_impulses),
             grad_z0=by_z.data_ptr(),
             grad_u=by_ctrl.data_ptr(),
             grad_wrench=_address(by_wrench),
         )
         call.call(call.kernel.td_rollout_adjoint, ctypes.byref(gradient))
+        if not single:
+            by_z += grad_z[..., 0, :]
         results = zip((by_z, by_ctrl, by_act, by_wrench), (z, ctrl, act, wrench), needs, strict=True)
         return *(None,) * 7, *(grad.sum_to_size(value.shape) if need else None for grad, value, need in results)
 
 
-def _of_steps(grad: Tensor | None, steps: Tensor, repeat: int) -> Tensor | None:
-    """The gradient by values after all steps: `grad` at the ends of periods, and zero inside of them."""
+def _of_steps(grad: Tensor | None, steps: Tensor, first: int, repeat: int) -> Tensor | None:
+    """The gradient by the values of all steps: `grad` in every row `repeat` after the first, and zero inside of periods."""
     if grad is None or repeat == 1:
         return None if grad is None else grad.contiguous()
     full = torch.zeros_like(steps)
-    full[..., repeat - 1 :: repeat, :] = grad
+    full[..., first::repeat, :] = grad
     return full
 
 

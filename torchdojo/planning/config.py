@@ -15,12 +15,13 @@ from torch import Tensor
 from torchdojo import io, models
 from torchdojo.mechanism import Mechanism
 from torchdojo.planning import options as schedules
-from torchdojo.planning.dynamics import COORDINATES, refuse_drives
+from torchdojo.planning.driven import driven_by
+from torchdojo.planning.dynamics import COORDINATES
 from torchdojo.planning.gait import HOLDING, holding_inputs
 from torchdojo.planning.options import SolveOptions
 from torchdojo.planning.plan import Plan, Replay
 from torchdojo.planning.problem import Problem
-from torchdojo.planning.residuals import ContactForce, Input, Residual, State
+from torchdojo.planning.residuals import Activation, ContactForce, Input, Residual, State
 from torchdojo.planning.solver import METHODS
 from torchdojo.planning.tasks import TASKS, Task
 from torchdojo.runs.description import assign, load_yaml, parse
@@ -30,7 +31,7 @@ __all__ = ["PlanConfig", "PlanTask", "read_config"]
 
 OTHERS = "others"  # joints, or contacts, that a mapping does not name
 SCHEDULES = {"GRADIENT_ANNEALED": schedules.GRADIENT_ANNEALED, "BOTH_ANNEALED": schedules.BOTH_ANNEALED, "HOLDING": HOLDING}
-WEIGHTS = {"q": 1.0, "qd": 0.1, "u": 1e-3, "normal": 0.0}
+WEIGHTS = {"q": 1.0, "qd": 0.1, "u": 1e-3, "normal": 0.0, "activation": 0.0}
 #: keys beside `task`; it has all the others of its own
 OF_TASKS = ("task", "task_options", "method", "options", "replay", "lag")
 
@@ -46,10 +47,12 @@ class PlanConfig:
         name have the coordinates of the start, at rest.
     reach: names whose coordinates the plan must reach at its end: "hip", "hip.q", "hip.qd", or "all". None: those that the goal names.
     weights: `q`, `qd`: of squared errors at every node, a number, or numbers by name, with "others" for the rest. `u`: of squared inputs.
-        `normal`: of squared normal forces [N] of contacts, a number, or numbers by name of the contact.
+        `normal`: of squared normal forces [N] of contacts, a number, or numbers by name of the contact. `activation`: of squared
+        activations of drives, a number, or a list with one for each.
     normal_forces: largest normal forces of contacts [N], a number, or numbers by name, with "others" for the rest; None: no bound. Their
         violation counts relative to them.
-    inputs: joints (or actuators) that act; None: all. controls: whether inputs are controls of the robot's actuators.
+    inputs: joints (or actuators) that act; None: all. controls: whether inputs are controls of the robot's drives, or actuators.
+    start_activation: activations of drives at the start, a number or a list with one for each.
     limits: largest inputs, a number or a list, or a pair [least, largest] of lists; "effort": the effort limits of the robot's joints.
     guess: inputs to begin with, a number or a list; "hold": those that hold the start.
     coordinates: "minimal": names are those of joints. "tangent": names are those of bodies, and q is place and rotation.
@@ -70,6 +73,7 @@ class PlanConfig:
     normal_forces: Any = None
     inputs: list[str] | None = None
     controls: bool = False
+    start_activation: Any = None
     limits: Any = None
     guess: Any = 0.0
     coordinates: str = "minimal"
@@ -128,6 +132,8 @@ class PlanConfig:
         names = _input_names(mech, self.controls)
         chosen = _chosen(names, self.inputs)
         costs: list[Residual] = [State(goal, _weights(rows, weights)), Input(_numbers("weights.u", weights["u"]))]
+        if bool((active := _numbers("weights.activation", weights["activation"])).any()):
+            costs.append(Activation(active))
         pressed = {name: weight for name, weight in _by_contact(mech, "weights.normal", weights["normal"]).items() if weight != 0.0}
         if pressed:
             costs.append(ContactForce(list(pressed), list(pressed.values())))
@@ -148,6 +154,7 @@ class PlanConfig:
             input_map=torch.eye(len(names), dtype=torch.float64)[:, chosen],
             guess=self._guess(mech, start, chosen),
             coordinates=self.coordinates,
+            start_activation=None if self.start_activation is None else _numbers("start_activation", self.start_activation),
         )
 
     def _limits(self, mech: Mechanism, chosen: Sequence[int]) -> tuple[Tensor, Tensor] | None:
@@ -301,7 +308,9 @@ def _input_names(mech: Mechanism, controls: bool) -> list[str]:
     """The joint of each input, or each actuator."""
     if not controls:
         return [name for name, piece in mech.input_layout.items() for _ in range(piece.stop - piece.start)]
-    refuse_drives("controls", mech)
+    drives = driven_by(mech)
+    if drives is not None:
+        return list(drives.names)
     if mech.actuators is None:
         raise ValueError("controls: got true for a robot without actuators; allowed: false, which plans forces and torques of joints")
     return list(mech.actuators.names)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from torchdojo.engine.drives import Drives
 from torchdojo.planning.driven import DrivenDynamics
 from torchdojo.planning.dynamics import Dynamics, Nodes
 from torchdojo.planning.lagrangian import Lagrangian
@@ -57,6 +58,8 @@ class ControlReport:
 
 class Controller:
     """A feedback law that plans anew at every sample: ``u = controller(z, time)``.
+
+    Where controls go to drives, the state has their activations, too: ``ctrl = controller(z, time, act)``, for `mech.drives.step`.
 
     Between samples the law is v + K (x ⊖ x̄), with x̄ between the nodes of the plan. A plan fails where no rollout from the measured state
     succeeds. The settled plan and its gains, those of the problem's start, then take over until the next sample.
@@ -103,14 +106,16 @@ class Controller:
         if not step_sizes or not all(0 <= size <= 1 for size in step_sizes) or max(step_sizes) == 0:
             raise ValueError(f"Controller.step_sizes: got {tuple(step_sizes)}; allowed: numbers from 0 to 1, one of them above 0")
         given = problem.dynamics
-        if isinstance(given, DrivenDynamics):
-            raise ValueError(
-                "Controller.problem: got a problem with drives, whose activations a controller does not see; allowed: problems without, or "
-                "Plan.gains along a plan, u + K (x ⊖ x̄) with mech.drives.step(z, u, act)"
-            )
         self.problem, self.period, self.shift = problem, period, min(period / step, 1.0)
         coordinates = "minimal" if given.minimal else "tangent"
-        self.dynamics = Dynamics(copy.deepcopy(problem.mech), given.map, given.offset, coordinates, given.controls)
+        choice = (copy.deepcopy(problem.mech), given.map, given.offset, coordinates)
+        self.dynamics: Dynamics
+        if isinstance(given, DrivenDynamics):
+            assert problem.mech.drives is not None
+            choice[0].drives = Drives(choice[0], problem.mech.drives.drives)
+            self.dynamics = DrivenDynamics(*choice)
+        else:
+            self.dynamics = Dynamics(*choice, given.controls)
         options = self.dynamics.mech.options
         self.dynamics.mech.options = replace(options, residual_tol=max(ACCURACY, options.residual_tol or 0.0))
         self.lagrangian = replace(Lagrangian.of(problem, torch.tensor([0]), 1.0), dynamics=self.dynamics)
@@ -153,18 +158,35 @@ class Controller:
     @property
     def settled(self) -> Tensor:
         """The first state (13 nb) of the settled plan."""
-        return self._settled[0].z[0, 0]
+        return self.dynamics.motion(self._settled[0].z[0, 0])
 
-    def __call__(self, z: Tensor, time: float) -> Tensor:
-        """The input u (nu,), or ctrl, at a state z (13 nb) at a time [s], which never decreases. It plans where a sample is due."""
+    def __call__(self, z: Tensor, time: float, act: Tensor | None = None) -> Tensor:
+        """The input u (nu,), or ctrl, at a state z (13 nb) at a time [s], which never decreases. It plans where a sample is due.
+
+        Args:
+            act: activations (na,) of a problem with drives that have some.
+
+        Raises:
+            ValueError: activations that are missing, or have another shape.
+        """
         elapsed = time - self._planned
         if not elapsed < self.period * (1 - 1e-6):
-            self.plan(z)
+            self.plan(z, act)
             self._planned, elapsed = time, 0.0
-        return self.control(z, elapsed)
+        return self.control(z, elapsed, act)
 
-    def plan(self, z: Tensor) -> bool:
-        """Improve the plan from the state z (13 nb), one period after the last one; whether that succeeded."""
+    def _state(self, z: Tensor, act: Tensor | None) -> Tensor:
+        """The state of the plan at z with these activations."""
+        count = self.dynamics.num_activations
+        if (0 if act is None else act.shape[-1]) != count or (act is not None and act.ndim != 1):
+            got = "no activations" if act is None else f"activations of shape {tuple(act.shape)}"
+            allowed = f"({count},), as mech.drives.step returns them" if count else "none, since no control has an activation"
+            raise ValueError(f"Controller: got {got}; allowed: {allowed}")
+        return self.dynamics.joined(z, act)
+
+    def plan(self, z: Tensor, act: Tensor | None = None) -> bool:
+        """Improve the plan from the state z (13 nb), one period after the last one; whether that succeeded. act: as of a call."""
+        z = self._state(z, act)
         begin = time.process_time()
         with torch.no_grad(), _without_collections():
             if self._samples:
@@ -177,8 +199,12 @@ class Controller:
         self._total, self._worst = self._total + spent, max(self._worst, spent)
         return good
 
-    def control(self, z: Tensor, elapsed: float = 0.0) -> Tensor:
-        """u (nu,), or ctrl, at the state z, `elapsed` [s] after the plan's first node. A state that is not finite counts as planned."""
+    def control(self, z: Tensor, elapsed: float = 0.0, act: Tensor | None = None) -> Tensor:
+        """u (nu,), or ctrl, at the state z, `elapsed` [s] after the plan's first node. A state that is not finite counts as planned.
+
+        act: as of a call.
+        """
+        z = self._state(z, act)
         with torch.no_grad():
             node = min(int(elapsed / float(self.problem.mech.timestep) + 1e-9), self.problem.steps - 1)
             part = min(elapsed / float(self.problem.mech.timestep) - node, 1.0)

@@ -24,7 +24,13 @@ from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
 from torchdojo.planning.dynamics import Dynamics, Nodes
 
-__all__ = ["DrivenDynamics"]
+__all__ = ["DrivenDynamics", "driven_by"]
+
+
+def driven_by(mech: Mechanism) -> Drives | None:
+    """The drives that take controls; None where there are none, or all are those of `mech.actuators`."""
+    drives = mech.drives
+    return drives if drives is not None and any(drive is not None for drive in drives.drives.values()) else None
 
 
 class DrivenDynamics(Dynamics):

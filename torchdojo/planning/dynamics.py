@@ -25,25 +25,11 @@ from torchdojo.solver.options import SolverOptions
 from torchdojo.state import minimal
 from torchdojo.state.layout import TANGENT_SIZE
 
-__all__ = ["COORDINATES", "Dynamics", "Nodes", "refuse_drives"]
+__all__ = ["COORDINATES", "Dynamics", "Nodes"]
 
 COORDINATES = ("minimal", "tangent")
 #: Newton iterations of a step before it counts as failed: violent candidates would cost a hundred times a step otherwise.
 BUDGET = 50
-
-
-def refuse_drives(label: str, mech: Mechanism) -> None:
-    """Raise for a mechanism whose controls go to drives, where states have no activations.
-
-    Raises:
-        ValueError: it has drives with a law of their own.
-    """
-    names = [] if mech.drives is None else [name for name, drive in mech.drives.drives.items() if drive is not None]
-    if names:
-        raise ValueError(
-            f"{label}: got True for a mechanism with drives, {names}, whose activations are not carried here; allowed: False, for "
-            "forces and torques u, or actuators alone, mech.drives = None; td.planning.Problem(controls=True) carries activations"
-        )
 
 
 class Nodes(NamedTuple):

@@ -14,14 +14,16 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
+from torchdojo.engine.drives import Drives
 from torchdojo.mechanism import Mechanism
 from torchdojo.parameters import broadcast_shapes
-from torchdojo.planning.dynamics import Dynamics, Nodes, refuse_drives
+from torchdojo.planning.driven import DrivenDynamics, driven_by
+from torchdojo.planning.dynamics import Dynamics, Nodes
 from torchdojo.planning.plan import PlanStatus, drifted
 from torchdojo.solver.least_squares import Descent, Outcome, Problems, QuadraticModel, Trial, levenberg_marquardt
 
@@ -78,6 +80,7 @@ def inverse_dynamics(
     *,
     guess: Tensor | None = None,
     controls: bool = False,
+    activation: Tensor | None = None,
     kappa: float | None = None,
     tolerance: float = 1e-5,
     max_iterations: int = 30,
@@ -93,31 +96,57 @@ def inverse_dynamics(
 
     Args:
         z, z_next: (..., 13 nb). guess: inputs (..., nu) to begin with; default zero. Leading dimensions broadcast.
-        controls: whether to find controls of actuators instead of inputs.
+        controls: whether to find controls instead of inputs: of `mech.drives` where it has drives with a law of their own, else of
+            `mech.actuators`. Controls of drives act in this step where they have no activation, or the one after the step (`early`).
+        activation: (..., na), of drives, before the step; None: zeros.
         kappa: of the step; default that of the mechanism's options.
         tolerance: largest residual of a solution. max_iterations: linearizations.
         grad_kappas: smoothings of the derivative tried beside kappa itself.
 
     Raises:
-        ValueError: shapes that do not fit, a mechanism without inputs.
+        ValueError: shapes that do not fit, a mechanism without inputs, drives whose controls act after the step.
     """
     mech.check_state(z, "z")
     mech.check_state(z_next, "z_next")
-    if controls:
-        refuse_drives("inverse_dynamics.controls", mech)
-    size = len(mech.actuators or ()) if controls else mech.num_inputs
+    drives = driven_by(mech) if controls else None
+    if drives is not None:
+        _check_drives(drives, activation)
+    elif activation is not None:
+        raise ValueError("inverse_dynamics.activation: got activations; allowed: None, but for controls=True of a mechanism with drives")
+    size = mech.num_inputs if not controls else len(mech.actuators or ()) if drives is None else len(drives.names)
     if not size:
         raise ValueError(f"inverse_dynamics: the mechanism has no {'actuators' if controls else 'inputs'}; give joints actuated=True")
     guess = z.new_zeros(size) if guess is None else guess
     if guess.shape[-1:] != (size,):
         raise ValueError(f"inverse_dynamics.guess: got shape {tuple(guess.shape)}; allowed: (..., {size})")
-    (states, targets, guess), shape = _flat(z, z_next, guess)
     eye = torch.eye(size, dtype=torch.float64)
-    dynamics = Dynamics(mech, eye, eye.new_zeros(size), "tangent", controls)
-    problems = _OneStep(dynamics, states, targets, _smoothings(mech, kappa, grad_kappas))
+    choice = (mech, eye, eye.new_zeros(size), "tangent")
+    dynamics = Dynamics(*choice, controls) if drives is None else DrivenDynamics(*choice)
+    act = z.new_zeros(dynamics.num_activations) if activation is None else activation
+    (states, targets, guess, act), shape = _flat(z, z_next, guess, act)
+    problems = _OneStep(dynamics, states, targets, _smoothings(mech, kappa, grad_kappas), act)
     solution = _solve(problems, guess, shape, tolerance, max_iterations, floor=STEP_FLOOR, restarts=0)
-    reachable = problems.reachable(tolerance).reshape(shape)
-    return solution._replace(status=torch.where(solution.solved | reachable, solution.status, int(PlanStatus.INFEASIBLE)))
+    status = torch.where(solution.solved | problems.reachable(tolerance).reshape(shape), solution.status, int(PlanStatus.INFEASIBLE))
+    return solution._replace(status=status, z=dynamics.motion(solution.z))
+
+
+def _check_drives(drives: Drives, activation: Tensor | None) -> None:
+    """Raise where controls act after the step, or activations do not fit."""
+    count = drives.num_activations
+    late = [
+        name
+        for name, drive in drives.drives.items()
+        if name in drives.delays or (name in drives.activated and drive is not None and not drive.early)
+    ]
+    if late:
+        raise ValueError(
+            f"inverse_dynamics.controls: got True with drives whose controls act after the step, {late}; allowed: drives without "
+            "activation and delay, or Drive(early=True); controls=False finds forces and torques u, at tendons, too"
+        )
+    if activation is not None and activation.shape[-1:] != (count,):
+        raise ValueError(
+            f"inverse_dynamics.activation: got shape {tuple(activation.shape)}; allowed: (..., {count}), of {list(drives.carried)}"
+        )
 
 
 def initial_velocity(
@@ -306,8 +335,9 @@ class _OneStep(_Inverse):
     The residual has √m δv and Lᵀ δω of each body, with L Lᵀ its inertia, so the cost is the kinetic energy of the difference.
     """
 
-    def __init__(self, dynamics: Dynamics, states: Tensor, targets: Tensor, smoothings: Sequence[float]) -> None:
+    def __init__(self, dynamics: Dynamics, states: Tensor, targets: Tensor, smoothings: Sequence[float], act: Tensor | None = None) -> None:
         super().__init__(dynamics, states, targets, smoothings)
+        self.act = states.new_zeros(len(states), dynamics.num_activations) if act is None else act
         bodies: list[Any] = list(self.mech.bodies.values())
         # Masses that differ between environments enter by their mean: any metric has the same zeros.
         mass = torch.stack([body.mass.detach().double().reshape(-1).mean() for body in bodies])
@@ -316,8 +346,14 @@ class _OneStep(_Inverse):
         self.root[:, :3, 3:6] = mass.sqrt()[:, None, None] * torch.eye(3, dtype=torch.float64)
         self.root[:, 3:, 9:] = torch.linalg.cholesky(inertia).mT
 
+    def select(self, rows: Tensor) -> _OneStep:
+        part = cast(_OneStep, super().select(rows))
+        part.act = self.act[rows]
+        return part
+
     def _energies(self, difference: Tensor) -> Tensor:
-        """Rows (..., 6 nb) of tangent differences (..., 12 nb)."""
+        """Rows (..., 6 nb) of tangent differences (..., 12 nb), behind which there may be those of activations."""
+        difference = difference[..., : self.root.shape[0] * self.root.shape[-1]]
         return (self.root @ difference.unflatten(-1, (-1, 12))[..., None])[..., 0].flatten(-2)
 
     def reachable(self, tolerance: float) -> Tensor:
@@ -329,7 +365,7 @@ class _OneStep(_Inverse):
         return ~(miss > tolerance)
 
     def _nodes(self, v: Tensor, rows: Tensor) -> Tensor:
-        x = torch.stack((self.states[rows], self.targets[rows]), 1)
+        x = self.dynamics.joined(torch.stack((self.states[rows], self.targets[rows]), 1), self.act[rows][:, None])
         return x[:, None].expand(*v.shape[:2], *x.shape[1:])
 
     def evaluate(self, x: Tensor, data: tuple[Tensor, ...] | None, rows: Tensor) -> Trial:
@@ -337,7 +373,7 @@ class _OneStep(_Inverse):
         warm = None if data is None else data[1][:, None].expand(*x.shape[:2], *data[1].shape[1:])
         nodes = self.dynamics.evaluate(z, x[..., None, :], warm, self.kappa(len(rows)))
         after = nodes.end[..., 0, :]
-        rates, shifts = self.errors(after, rows).chunk(2, dim=-1)[::-1]
+        rates, shifts = self.errors(self.dynamics.motion(after), rows).chunk(2, dim=-1)[::-1]
         error = torch.cat((rates, shifts / float(self.mech.timestep)), dim=-1)
         residual = self._energies(self.dynamics.difference(after, z[..., 1, :]))
         return self.trial(residual, error, nodes.ok, torch.stack((z[..., 0, :], after), -2), nodes.w)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.mechanism import Mechanism
-from torchdojo.planning.driven import DrivenDynamics
+from torchdojo.planning.driven import DrivenDynamics, driven_by
 from torchdojo.planning.dynamics import COORDINATES, Dynamics
 from torchdojo.planning.residuals import Bound, Residual, bind
 
@@ -71,7 +71,7 @@ class Problem:
         mech.check_state(start, "start")
         if start.ndim > 2 or start.dtype != torch.float64 or not bool(torch.isfinite(start).all()):
             raise ValueError(f"Problem.start: got shape {tuple(start.shape)}; allowed: finite float64 states (13 nb) or (P, 13 nb)")
-        driven = mech.drives if controls and any(mech.drives.drives.values() if mech.drives else ()) else None
+        driven = driven_by(mech) if controls else None
         if controls and driven is None and mech.actuators is None:
             raise ValueError("Problem.controls: got True for a mechanism without actuators; allowed: False, or a mechanism with td.actuate")
         size = mech.num_inputs if not controls else len(driven.names if driven is not None else mech.actuators or ())

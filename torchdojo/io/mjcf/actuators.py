@@ -72,7 +72,7 @@ def read_drives(compiled: CompiledMjcf, findings: Findings) -> tuple[dict[str, D
     for j, total in driven.items():
         if model.jnt_actfrclimited[j]:
             driven[j] = total._replace(effort=np.minimum(total.effort, np.abs(model.jnt_actfrcrange[j]).max()))
-    reason = "their law is not known (plugins, muscles without a range of length, user functions), or turns a ball"
+    reason = "their law is not known (plugins, muscles without a range of length, user functions)"
     findings.add("ignored", "actuators", foreign, f"{reason}; the input u of their joints is a force or torque")
     findings.add("ignored", "actuators of disabled groups", disabled, "the file disables them", "none")
     findings.add("approximated", "damping of actuators", curved, "it is not linear and keeps its linear part")

@@ -37,10 +37,9 @@ def taken(model: Any, i: int) -> bool:
     kind = int(model.actuator_trntype[i])
     group = int(model.actuator_group[i])
     on_joint = kind in (int(kinds.mjTRN_JOINT), int(kinds.mjTRN_JOINTINPARENT))
-    single = (int(mujoco.mjtJoint.mjJNT_HINGE), int(mujoco.mjtJoint.mjJNT_SLIDE))
     others = ("TENDON", "SITE", "SLIDERCRANK", "BODY")
     placed = kind in [int(getattr(kinds, f"mjTRN_{name}")) for name in others]
-    placed = placed or (on_joint and int(model.jnt_type[model.actuator_trnid[i, 0]]) in single)
+    placed = placed or on_joint
     laws = [int(getattr(model, f"actuator_{key}type")[i]) for key in ("gain", "bias")]
     muscle = 2 in laws
     ranged = not muscle or bool(model.actuator_lengthrange[i, 0] < model.actuator_lengthrange[i, 1])

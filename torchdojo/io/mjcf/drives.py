@@ -6,10 +6,12 @@ from typing import Any
 
 import numpy as np
 
+from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.near_contact import NearContact
 from torchdojo.engine.delays import ROUNDING
 from torchdojo.engine.drive_targets import contacts_of
 from torchdojo.engine.drives import Drive, Drives
+from torchdojo.geometry.near_terms import REACH
 from torchdojo.io.mjcf.description import MjcfInfo
 from torchdojo.io.mjcf.drive_laws import GAINS, HELD, dynamics_of, on_body, on_tendon, taken
 from torchdojo.io.mjcf.model import disabled, import_mujoco
@@ -53,7 +55,7 @@ def add_drives(mech: Mechanism, robot: MjcfInfo) -> Findings:
     findings.add("ignored", "actuators", lost, "what they drive is not in the mechanism, has no input, or does not move")
     reason = "their tendons do not act; load(tendons=True) has them"
     findings.add("ignored", "actuators of tendons, sites and bodies", elsewhere, reason)
-    reason = "their bodies have no contacts, or near contacts"
+    reason = "their bodies have no contacts"
     findings.add("ignored", "actuators of tendons, sites and bodies", loose, reason)
     added = [name for name, drive in drives.items() if drive is not None]
     if added:
@@ -78,11 +80,15 @@ def _drive(mech: Mechanism, robot: MjcfInfo, i: int, findings: Findings, name: s
         links: list[LinkInfo] = [WORLD, *robot.links.values()]
         body = links[number].body
         contacts = [] if body is None else contacts_of(mech, body).values()
-        if not contacts or any(isinstance(contact, NearContact) for contact in contacts):
+        if not contacts:
             return None
         # Contacts of a pair begin at the sum of the margins of its geoms.
         margins = [model.geom_margin[here] for here in (model.geom_bodyid == number, model.geom_bodyid != number)]
-        target = {"body": body, "reach": max(HELD, float(sum(margin.max(initial=0.0) for margin in margins)))}
+        reach = max(HELD, float(sum(margin.max(initial=0.0) for margin in margins)))
+        if reach > REACH and any(isinstance(contact, NearContact) for contact in contacts):
+            reach = REACH
+            findings.add("approximated", "adhesion of bodies with near contacts", name, f"its reach is {1e3 * REACH:g} mm, as theirs")
+        target = {"body": body, "reach": reach}
     elif kind in (mujoco.mjtTrn.mjTRN_SITE, mujoco.mjtTrn.mjTRN_SLIDERCRANK):
         sites = [_site(robot, int(number)) for number in model.actuator_trnid[i] if number >= 0]
         if len({site.body for site in sites} - {None}) < 1 or len({site.body for site in sites}) < len(sites):
@@ -95,12 +101,36 @@ def _drive(mech: Mechanism, robot: MjcfInfo, i: int, findings: Findings, name: s
     else:
         places = {label: (joint, k, sign) for joint, entries in robot.coordinates.items() for k, (label, sign) in enumerate(entries)}
         joint, coordinate, sign = places.get(joint_label(model, number), ("", 0, 1.0))
+        if int(model.jnt_type[number]) in (int(mujoco.mjtJoint.mjJNT_BALL), int(mujoco.mjtJoint.mjJNT_FREE)):
+            turn = _turn(mech, robot, i, joint)
+            return None if turn is None else _with_laws(mech, robot, i, findings, name, turn)
         if joint not in mech.input_layout or joint not in mech.coordinate_places():
             return None
         zero = float(gear[0] * model.qpos0[model.jnt_qposadr[number]])
         target = {"joint": joint, "coordinate": coordinate, "gear": sign * float(gear[0]), "length0": zero}
         if model.jnt_actfrclimited[number]:
             findings.add("ignored", "largest forces of drives on joints", joint, "their sum is not clipped")
+    return _with_laws(mech, robot, i, findings, name, target)
+
+
+def _turn(mech: Mechanism, robot: MjcfInfo, i: int, joint: str) -> dict[str, Any] | None:
+    """The target of an actuator on a ball or a free joint, whose gear is in axes of the link, now or, with `jointinparent`, at rest."""
+    mujoco, model = import_mujoco(), robot.compiled.model
+    there = dict(mech.named_joints().items()).get(joint)
+    floats = int(model.jnt_type[model.actuator_trnid[i, 0]]) == int(mujoco.mjtJoint.mjJNT_FREE)
+    if not isinstance(there, StandardJoint) or there.free_rotations != 3 or (floats and (there.num_coordinates != 6 or there.parent)):
+        return None
+    links: list[LinkInfo] = [WORLD, *robot.links.values()]
+    turn = links[int(model.jnt_bodyid[model.actuator_trnid[i, 0]])].rotation
+    in_child = int(model.actuator_trntype[i]) == int(mujoco.mjtTrn.mjTRN_JOINT)
+    gear = model.actuator_gear[i]
+    torque = turn @ gear[3:] if floats and in_child else gear[3:] if floats else turn @ gear[:3]
+    return {"joint": joint, "axes": "child" if in_child else "parent", "gear": [*(gear[:3] if floats else ()), *torque]}
+
+
+def _with_laws(mech: Mechanism, robot: MjcfInfo, i: int, findings: Findings, name: str, target: dict[str, Any]) -> Drive:
+    """The drive of an actuator, on this target."""
+    model = robot.compiled.model
     if np.any(getattr(model, "actuator_damping", np.zeros(model.nu))[i]) or np.any(
         getattr(model, "actuator_armature", np.zeros(model.nu))[i]
     ):

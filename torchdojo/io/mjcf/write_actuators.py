@@ -19,7 +19,7 @@ from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.servo import SERVO_RANGE
 from torchdojo.elements.tendon_paths import FixedTendon, Frame
 from torchdojo.engine.drive_tables import numbers_of
-from torchdojo.engine.drive_targets import FRAMES
+from torchdojo.engine.drive_targets import FRAMES, joint_frames, on_coordinate
 from torchdojo.engine.drives import Drive, Drives
 from torchdojo.io.mjcf.drive_laws import HELD
 from torchdojo.io.mjcf.writing import Writing, number_of, range_of, text_of
@@ -63,7 +63,13 @@ def write_actuators(file: Writing, tendons: Sequence[str]) -> None:
         if drive is None:
             _add(file, "actuators", name, _motor(file, name))
         else:
-            driven.add((drive.tendon, 0) if drive.tendon else (drive.joint or "", drive.coordinate))
+            driven |= (
+                {(drive.tendon, 0)}
+                if drive.tendon
+                else {(drive.joint or "", drive.coordinate)}
+                if drive.axes is None
+                else _turned(file, drive)
+            )
             _add(file, "drives", name, _drive(file, name, drive, tendons))
     own_law = () if motors is None or type(motors) is Actuators else motors.joints
     for name, piece in mech.input_layout.items():
@@ -116,12 +122,17 @@ def _drive(file: Writing, name: str, drive: Drive, tendons: Sequence[str]) -> di
     if not known or any(FILE_FORCES.get(law) is not type(FORCES[law]) for law in (drive.gain, drive.bias)):
         return None
     place, gear = (drive.joint or "", drive.coordinate), numbers_of(drive.gear)
-    if (drive.joint and place not in file.coordinates) or (drive.tendon and drive.tendon not in tendons):
+    if (on_coordinate(drive) and place not in file.coordinates) or (drive.tendon and drive.tendon not in tendons):
         return None
-    if gear.ndim > (0 if drive.site is None else 1) and gear.numel() != 1:
+    if gear.ndim > (0 if drive.site is None and drive.axes is None else 1) and gear.numel() != 1:
         number_of(gear, f"gear of {label}")
     zero = torch.as_tensor(number_of(drive.length0, f"length0 of {label}")).double()
-    if drive.site is not None or drive.crank is not None:
+    turn = None if drive.axes is None else _turn(file, name, drive)
+    if drive.axes is not None:
+        if turn is None:
+            return None
+        (target, gear), zero = turn, torch.zeros((), dtype=torch.float64)
+    elif drive.site is not None or drive.crank is not None:
         target = _sites(file, name, drive)
     elif drive.body is not None:
         if float(gear) != 1.0:
@@ -147,6 +158,31 @@ def _drive(file: Writing, name: str, drive: Drive, tendons: Sequence[str]) -> di
     if name in (delays := cast(Drives, file.mech.drives).delays):
         laws |= {"delay": text_of(drive.delay), "nsample": str(delays[name].stop - delays[name].start)}
     return {**target, **laws, **({"actearly": "true"} if drive.early else {})}
+
+
+def _turned(file: Writing, drive: Drive) -> set[tuple[str, int]]:
+    """The coordinates of a joint that a drive turns as a whole."""
+    joint = cast(str, drive.joint)
+    return {(joint, i) for i in range(file.mech.named_joints()[joint].num_coordinates)}
+
+
+def _turn(file: Writing, name: str, drive: Drive) -> tuple[dict[str, str], Tensor] | None:
+    """Target and gear of a drive on the turn of a joint, which the file has as hinges: sites on both bodies, in the frames of the joint.
+
+    A body that floats has a free joint in the file, at its center of mass. None where a force acts elsewhere, since that has a torque.
+    """
+    gear = numbers_of(drive.gear).detach()
+    parent, child = joint_frames(file.mech, drive)
+    if gear.shape[-1] == 6:
+        elsewhere = bool(gear[:3].any()) and bool(child.position.any())
+        return None if elsewhere else ({"joint" if drive.axes == "child" else "jointinparent": cast(str, drive.joint)}, gear)
+    on_parent, on_child = (
+        file.site(f"{name}_{key}", end.body, end.position, quat=text_of(end.orientation))
+        for key, end in (("parent", parent), ("child", child))
+    )
+    if drive.axes == "child":
+        return {"site": on_parent, "refsite": on_child}, torch.cat((torch.zeros_like(gear), -gear))
+    return {"site": on_child, "refsite": on_parent}, torch.cat((torch.zeros_like(gear), gear))
 
 
 def _sites(file: Writing, name: str, drive: Drive) -> dict[str, str]:

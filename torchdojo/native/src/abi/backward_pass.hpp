@@ -99,6 +99,8 @@ private:
     const int64_t nz, nf;
     int64_t start = 0, block_start = 0;  // first environment in the lanes, and among the continued solutions
     int count = 0;  // environments in the lanes
+    int active = 0, alone = 0, steps[lanes<T>],
+        other_steps[lanes<T>];  // environments whose steps are differentiated side by side, and each alone
     GradientJob jobs[lanes<T>];
     const double *from[lanes<T>];  // the state of each step
 
@@ -112,18 +114,20 @@ private:
 
     // Takes the gradients of all lanes from after step t to before it.
     void go_back(int64_t t) {
-        int active = 0;
+        active = alone = 0;
         for (int j = 0; j < count; ++j) {
             const int64_t index = (start + j) * r.steps + t;
             GradientJob &job = jobs[active];
             describe_job(j, t, job);
             if (r.status[index] != success || r.substeps[index] != 1) {
                 differentiate_alone(job, r.status[index] == success);
+                other_steps[alone++] = j;
                 continue;
             }
             if (continued) job.near_limit = &workspace.near_limit[size_t(index - block_start * r.steps) * m.num_unknowns];
-            ++active;
+            steps[active++] = j;
         }
+        workspace.gradient.adjoint.tendons.later = r.drives && workspace.drives.pulls();
         if (active) workspace.gradient.run(jobs, active, options, shared_parameters(r));
         add_others(t);
         std::copy_n(workspace.grad_z.begin(), count * nz, workspace.carried.begin());
@@ -175,9 +179,15 @@ private:
                 workspace.actuation.adjoint(*r.law, r.parameters + n * r.parameter_stride, n, from[j], r.u + place,
                                             &workspace.grad_inputs[j * m.num_inputs], g.grad_u + place, &workspace.grad_z[j * nz]);
         }
-        if (r.drives)
-            workspace.drives.pull_back(r, start, count, t, from, workspace.grad_inputs.data(), workspace.grad_wrench.data(), g.grad_u,
-                                       workspace.grad_z.data());
+        if (!r.drives) return;
+        if (t == r.steps - 1) workspace.drives.start();
+        const auto pull_back = [&](const int *rows, int count, StepGradient<T> *stepped) {
+            if (count)
+                workspace.drives.pull_back(r, start, rows, count, t, from, workspace.grad_inputs.data(), workspace.grad_wrench.data(),
+                                           g.grad_u, workspace.grad_z.data(), stepped);
+        };
+        pull_back(steps, active, &workspace.gradient);
+        pull_back(other_steps, alone, nullptr);
     }
 };
 

@@ -3,6 +3,7 @@
 
 #include "abi/rollout.hpp"
 #include "elements/drives.hpp"
+#include "gradient/gradient.hpp"
 
 namespace torchdojo {
 
@@ -31,8 +32,11 @@ public:
         steps[lane] = t;
     }
 
-    // inputs: a row per lane.
-    void run(const TdRollout &r, double *inputs) {
+    // Whether tendons are measured.
+    bool pulls() const { return forces.pulled().active; }
+
+    // inputs: a row per lane. The problem gets the lengths and pulls of tendons in these lanes.
+    void run(const TdRollout &r, Problem<T> &problem, double *inputs) {
         const TdDrives &d = *r.drives;
         const double *given_wrenches[lanes<T>] = {};
         double *out[lanes<T>] = {};
@@ -51,16 +55,19 @@ public:
         }
         driven_lanes.fill();
         forces.step(driven_lanes, given_wrenches, inputs, wrenches.data(), moved.data(), out);
+        Mask<T> active{};
+        for (int lane = 0; lane < lanes<T>; ++lane) set_mask(active, lane, driven_lanes.active[lane]);
+        forces.pulled().keep(active, problem);
         std::fill_n(driven_lanes.active, lanes<T>, false);
     }
 
     // Sets input and wrench of the job, moves the activations of the lane, and stores them.
-    void set(const TdRollout &r, int lane, int64_t n, int64_t t, double *inputs, Job &job) {
+    void set(const TdRollout &r, Problem<T> &problem, int lane, int64_t n, int64_t t, double *inputs, Job &job) {
         const TdDrives &d = *r.drives;
         const int64_t na = d.activations, nu = m.num_inputs, nf = 6 * m.num_bodies, at_step = n * r.steps + t;
         if (steps[lane] != t || environment[lane] != n) {
             want(lane, n, t);
-            run(r, inputs);
+            run(r, problem, inputs);
         }
         steps[lane] = -1;
         std::copy_n(moved.data() + lane * na, na, act.data() + lane * na);
@@ -98,31 +105,44 @@ public:
         if (r.drives->pushes) job.wrench = r.drives->wrenches + step_index * 6 * m.num_bodies;
     }
 
-    // Step t of environments first … first + count: the gradient by activations goes from after the step to before it, and those by
-    // controls and states are added. z: where the steps started. Rows of lanes: gradients by inputs, wrenches and states.
-    void pull_back(const TdRollout &r, int64_t first, int count, int64_t t, const double *const *z, const double *grad_inputs,
-                   const double *grad_wrenches, double *grad_controls, double *grad_z) {
+    // Whether tendons are measured, whose gradients may wait for those of drives.
+    bool pulls() const { return forces.pulled().active; }
+
+    // Goes from after the last step to before it.
+    void start() { std::fill(by_act.begin(), by_act.end(), 0.0); }
+
+    // Step t of environments first + rows[0], … first + rows[count − 1], lane by lane: the gradient by activations goes from after the step to
+    // before it, and those by controls and states are added. z: where the steps started, in rows, as are gradients by inputs, wrenches and
+    // states. stepped: null, or the gradient of the steps in the same lanes, whose problem has measured the tendons, and whose gradients by
+    // their lengths and pulls wait.
+    void pull_back(const TdRollout &r, int64_t first, const int *rows, int count, int64_t t, const double *const *z,
+                   const double *grad_inputs, const double *grad_wrenches, double *grad_controls, double *grad_z,
+                   StepGradient<T> *stepped) {
         const TdDrives &d = *r.drives;
         const int64_t na = d.activations;
         DrivenLanes<T> driven_lanes;
         const double *by_force[lanes<T>] = {};
         double *by_ctrl[lanes<T>] = {};
-        if (t == r.steps - 1) std::fill(by_act.begin(), by_act.end(), 0.0);
         for (int lane = 0; lane < count; ++lane) {
-            const int64_t n = first + lane, place = controls_of(r, n, t);
+            const int row = rows[lane];
+            const int64_t n = first + row, place = controls_of(r, n, t);
             driven_lanes.active[lane] = true;
+            driven_lanes.row[lane] = row;
             driven_lanes.environment[lane] = n;
             driven_lanes.parameters[lane] = r.parameters + n * r.parameter_stride;
-            driven_lanes.z[lane] = z[lane];
+            driven_lanes.z[lane] = z[row];
             driven_lanes.ctrl[lane] = r.u + place;
             driven_lanes.act[lane] = t ? d.act + (n * r.steps + t - 1) * na : d.start + n * na;
-            for (int64_t k = 0; d.grad_act && k < na; ++k) by_act[lane * na + k] += d.grad_act[(n * r.steps + t) * na + k];
+            for (int64_t k = 0; d.grad_act && k < na; ++k) by_act[row * na + k] += d.grad_act[(n * r.steps + t) * na + k];
             if (d.grad_force && t % r.repeat == 0) by_force[lane] = d.grad_force + place;
             by_ctrl[lane] = grad_controls + place;
         }
         driven_lanes.fill();
-        forces.adjoint(driven_lanes, grad_inputs, grad_wrenches, by_force, by_act.data(), by_ctrl, grad_z);
-        for (int lane = 0; t == 0 && lane < count; ++lane) std::copy_n(by_act.data() + lane * na, na, d.by_start + (first + lane) * na);
+        const Problem<T> *problem = stepped ? &stepped->stepper.problem : nullptr;
+        TendonGradient<T> *waiting = stepped ? &stepped->adjoint.tendons : nullptr;
+        forces.adjoint(driven_lanes, problem, waiting, grad_inputs, grad_wrenches, by_force, by_act.data(), by_ctrl, grad_z);
+        for (int lane = 0; t == 0 && lane < count; ++lane)
+            std::copy_n(&by_act[rows[lane] * na], na, d.by_start + (first + rows[lane]) * na);
     }
 
 private:

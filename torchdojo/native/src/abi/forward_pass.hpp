@@ -49,6 +49,8 @@ struct RolloutFeed {
     }
     // With contacts, steps have unlike numbers of iterations, and waiting costs 4 to 8 % (quadruped, humanoid), more than drives.
     bool patient() const { return rollout.drives && !mechanism.num_contacts; }
+    // Drives measure the tendons of whole steps.
+    bool measured(int lane) const { return rollout.drives && workspace.drives.pulls() && !workspace.splits.depth(lane); }
     // Takes the drives of the steps that these lanes get next, all at once.
     void expect(const bool *wanted) {
         if (!rollout.drives) return;
@@ -60,7 +62,7 @@ struct RolloutFeed {
             workspace.drives.want(lane, begins ? upcoming++ : environment[lane], begins ? 0 : step[lane]);
             any_wanted = true;
         }
-        if (any_wanted) workspace.drives.run(rollout, workspace.inputs.data());
+        if (any_wanted) workspace.drives.run(rollout, workspace.stepper.problem, workspace.inputs.data());
     }
     bool next(int lane, Job &job) {
         if (workspace.splits.next(lane, job)) return true;
@@ -76,7 +78,7 @@ struct RolloutFeed {
             if (rollout.feedback && t % rollout.repeat == 0) apply(*rollout.feedback, n, t, job);
             double *inputs = workspace.inputs.data() + size_t(lane) * mechanism.num_inputs;
             actuate(rollout, n, t, workspace.actuation, inputs, job);
-            if (rollout.drives) workspace.drives.set(rollout, lane, n, t, workspace.inputs.data(), job);
+            if (rollout.drives) workspace.drives.set(rollout, workspace.stepper.problem, lane, n, t, workspace.inputs.data(), job);
             if (rollout.repeat > 1) {
                 job.impulses = &workspace.impulses[size_t(lane) * mechanism.num_impulses];
                 if (rollout.every > 1) {

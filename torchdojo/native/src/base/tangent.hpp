@@ -44,6 +44,14 @@ TD_INLINE Tangent<T, R> operator-(const Tangent<T, R> &a, const Tangent<T, R> &b
     return {a.v - b.v, a.d - b.d};
 }
 template <class T, class R>
+TD_INLINE Tangent<T, R> operator+(const Tangent<T, R> &a, const T &b) {
+    return {a.v + b, a.d};
+}
+template <class T, class R>
+TD_INLINE Tangent<T, R> operator-(const Tangent<T, R> &a, const T &b) {
+    return {a.v - b, a.d};
+}
+template <class T, class R>
 TD_INLINE Tangent<T, R> operator*(const Tangent<T, R> &a, const Tangent<T, R> &b) {
     return {a.v * b.v, a.v * b.d + b.v * a.d};
 }

@@ -28,7 +28,8 @@ public:
         if (law.per_thrust) {
             const MovingBody<double> &body = thrust(law, n, z, ctrl);
             std::fill_n(u, mechanism.num_inputs, 0.0);
-            store3(u + law.first, body.pose.R * force), store3(u + law.first + 3, body.pose.R * torque);
+            store3(u + law.first, body.pose.R * force);
+            store3(u + law.first + 3, body.pose.R * torque);
             return;
         }
         evaluate(law, parameters, n, z, ctrl);
@@ -44,13 +45,17 @@ public:
         evaluate(law, parameters, n, z, ctrl);
         const double *ranges = of_environment(law, n) + law.actuators * actuator::size;
         std::fill(gradients.begin(), gradients.end(), StateGradient<double>{});
-        double by_q[6] = {}, by_qd[6] = {};
+        double by_q[6] = {};
+        double by_qd[6] = {};
         for (size_t k = 0; k < drives.size(); ++k) {
             const Drive &drive = drives[k];
-            const double *p = drive.p, g = grad_u[drive.row->input], gear = p[actuator::gear];
+            const double *p = drive.p;
+            const double g = grad_u[drive.row->input];
+            const double gear = p[actuator::gear];
             const bool free =
                 inside(sums[drive.row->input], ranges + 2 * drive.row->input) && inside(drive.force, p + actuator::forcerange);
-            const double by_force = free ? g * gear : 0.0, control = ctrl[drive.row->number];
+            const double by_force = free ? g * gear : 0.0;
+            const double control = ctrl[drive.row->number];
             if (inside(control, p + actuator::ctrlrange)) grad_ctrl[drive.row->number] += by_force * drive.gain;
             if (!law.measures) continue;
             const double c = clip(control, p + actuator::ctrlrange);
@@ -62,7 +67,8 @@ public:
             const JointMotion<double> motion(joint, parameters, bodies[joint.parent], bodies[joint.child]);
             motion.add_coordinates(by_q, gradients[joint.parent], gradients[joint.child]);
             motion.add_rates(by_qd, gradients[joint.parent], gradients[joint.child]);
-            std::fill_n(by_q, 6, 0.0), std::fill_n(by_qd, 6, 0.0);
+            std::fill_n(by_q, 6, 0.0);
+            std::fill_n(by_qd, 6, 0.0);
         }
         double own[state_size];
         for (int i = 0; law.measures && i < mechanism.num_bodies; ++i) {
@@ -92,9 +98,11 @@ private:
     __attribute__((noinline)) const MovingBody<double> &thrust(const TdLaw &law, int64_t n, const double *z, const double *ctrl) {
         force = torque = Vec3<double>{};
         for (int64_t k = 0; k < law.actuators; ++k) {
-            const double *p = of_environment(law, n) + actuator::size * k, *wrench = law.per_thrust + 6 * k;
+            const double *p = of_environment(law, n) + actuator::size * k;
+            const double *wrench = law.per_thrust + 6 * k;
             const double t = clip(p[actuator::gain] * clip(ctrl[k], p + actuator::ctrlrange) + p[actuator::bias], p + actuator::forcerange);
-            force = force + t * load3(wrench), torque = torque + t * load3(wrench + 3);
+            force = force + t * load3(wrench);
+            torque = torque + t * load3(wrench + 3);
         }
         bodies[law.body].load_pose(z + state_size * law.body);
         return bodies[law.body];
@@ -106,7 +114,8 @@ private:
         const Vec3<double> by_force = transposed_times(body.pose.R, load3(grad_u + law.first));
         const Vec3<double> by_torque = transposed_times(body.pose.R, load3(grad_u + law.first + 3));
         for (int64_t k = 0; k < law.actuators; ++k) {
-            const double *p = of_environment(law, n) + actuator::size * k, *wrench = law.per_thrust + 6 * k;
+            const double *p = of_environment(law, n) + actuator::size * k;
+            const double *wrench = law.per_thrust + 6 * k;
             const double t = p[actuator::gain] * clip(ctrl[k], p + actuator::ctrlrange) + p[actuator::bias];
             if (!inside(ctrl[k], p + actuator::ctrlrange) || !inside(t, p + actuator::forcerange)) continue;
             grad_ctrl[k] += p[actuator::gain] * (dot(by_force, load3(wrench)) + dot(by_torque, load3(wrench + 3)));
@@ -124,20 +133,25 @@ private:
             for (int i = 0; i < mechanism.num_bodies; ++i) bodies[i].load(z + state_size * i, parameters[parameter::timestep]);
         std::fill(sums.begin(), sums.end(), 0.0);
         drives.resize(size_t(law.actuators));
-        double q[6] = {}, qd[6] = {};
-        int at = -1;  // the joint whose q and q̇ these are
+        double q[6] = {};
+        double qd[6] = {};
+        int measured = -1;  // the joint whose q and q̇ these are
         for (size_t k = 0; k < drives.size(); ++k) {
             Drive &drive = drives[k];
-            drive.row = rows + k, drive.p = of_environment(law, n) + actuator::size * drive.row->number;
-            if (law.measures && drive.row->joint != at) {
-                at = drive.row->joint;
-                const JointTable &joint = mechanism.joints[at];
+            drive.row = rows + k;
+            drive.p = of_environment(law, n) + actuator::size * drive.row->number;
+            if (law.measures && drive.row->joint != measured) {
+                measured = drive.row->joint;
+                const JointTable &joint = mechanism.joints[measured];
                 const JointMotion<double> motion(joint, parameters, bodies[joint.parent], bodies[joint.child]);
-                motion.coordinates(q), motion.rates(qd);
+                motion.coordinates(q);
+                motion.rates(qd);
             }
-            const double *p = drive.p, gear = p[actuator::gear];
+            const double *p = drive.p;
+            const double gear = p[actuator::gear];
             drive.rate = qd[drive.row->coordinate];
-            const double length = p[actuator::length0] + gear * q[drive.row->coordinate], velocity = gear * drive.rate;
+            const double length = p[actuator::length0] + gear * q[drive.row->coordinate];
+            const double velocity = gear * drive.rate;
             auto affine = [&](const double *c) { return c[0] + c[1] * length + c[2] * velocity; };
             drive.gain = affine(p + actuator::gain);
             drive.force = drive.gain * clip(ctrl[drive.row->number], p + actuator::ctrlrange) + affine(p + actuator::bias);

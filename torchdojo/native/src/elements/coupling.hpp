@@ -20,7 +20,8 @@ struct CouplingLaw {
     CouplingLaw(const T &offset, const T &ratio) : offset(offset), ratio(ratio), curve{} {}
     CouplingLaw(const Problem<T> &problem, const CouplingTable &coupling) {
         const T *p = &problem.parameters[coupling.parameters];
-        offset = p[parameter::coupling::offset], ratio = p[parameter::coupling::ratio];
+        offset = p[parameter::coupling::offset];
+        ratio = p[parameter::coupling::ratio];
         for (int i = 0; i < 3; ++i) curve[i] = p[parameter::coupling::curve + i];
     }
 
@@ -166,7 +167,8 @@ private:
         bool turning[2] = {};
         each_end(problem, coupling, [&](const CouplingEnd<T> &end, int e) {
             CouplingEndData<T> &own = problem.coupling_ends[e];
-            const BodyPose<T> &parent = problem.bodies[end.joint.parent].pose, &child = problem.bodies[end.joint.child].pose;
+            const BodyPose<T> &parent = problem.bodies[end.joint.parent].pose;
+            const BodyPose<T> &child = problem.bodies[end.joint.child].pose;
             own.coefficient = end.row.coefficient < 0 ? broadcast<T>(1.0) : problem.parameters[end.row.coefficient];
             own.turns = T{};
             own.coordinate = end.coordinate(problem, end.data.now, nullptr, own.angle);
@@ -207,18 +209,22 @@ private:
         }
         for (int e = coupling.first_end; e < coupling.first_end + coupling.num_ends; ++e)
             problem.coupling_ends[e].turns = turns[problem.mechanism.coupling_ends[e].leads ? 0 : 1];
-        data.leading += turns[0], following += turns[1];
+        data.leading += turns[0];
+        following += turns[1];
     }
 
     static void linearize(Problem<T> &problem, const CouplingTable &coupling, CouplingData<T> &data, const T *w) {
-        const T h = problem.timestep(), lambda = w[coupling.row], &off = problem.parameters[coupling.parameters + parameter::coupling::off];
+        const T h = problem.timestep();
+        const T lambda = w[coupling.row];
+        const T &off = problem.parameters[coupling.parameters + parameter::coupling::off];
         const int world = problem.mechanism.num_bodies;
         const CouplingLaw<T> law(problem, coupling);
         data.leading_next = T{};
         T following{};
         each_end(problem, coupling, [&](const CouplingEnd<T> &end, int e) {
             CouplingEndData<T> &own = problem.coupling_ends[e];
-            const BodyPose<T> &parent = problem.bodies[end.joint.parent].next, &child = problem.bodies[end.joint.child].next;
+            const BodyPose<T> &parent = problem.bodies[end.joint.parent].next;
+            const BodyPose<T> &child = problem.bodies[end.joint.child].next;
             own.relative_next = problem.relative(end.joint, parent, child, end.data.offset_quaternion);
             own.coordinate_next = end.coordinate(problem, own.relative_next, &own.coordinate, own.angle_next) + own.turns;
             T &sum = end.row.leads ? data.leading_next : following;
@@ -239,9 +245,11 @@ private:
                 const BodyData<T> &body = which ? child : parent;
                 const int number = which ? end.joint.child : end.joint.parent;
                 if (number == world) continue;
-                const T sign = broadcast<T>(which ? 1.0 : -1.0), scale = sign * own.weight;
+                const T sign = broadcast<T>(which ? 1.0 : -1.0);
+                const T scale = sign * own.weight;
                 const Vec3<T> push[2] = {scale * own.push.x_child, own.weight * (which ? own.push.phi_child : own.push.phi_parent)};
-                T *column = &problem.values[end.row.body_coupling[which]], *entries = &problem.values[end.row.coupling_body[which]];
+                T *column = &problem.values[end.row.body_coupling[which]];
+                T *entries = &problem.values[end.row.coupling_body[which]];
                 add3(entries, (sign * h) * own.next.x_child);
                 add3(entries + 3, transposed_times(body.M, which ? own.next.phi_child : own.next.phi_parent));
                 for (const int k : {0, 1}) {
@@ -265,14 +273,16 @@ private:
     static void multiply(AdjointState<T, R> &adjoint, const Problem<T> &problem, int c, const T *w) {
         const CouplingTable &coupling = problem.mechanism.couplings[c];
         const CouplingData<T> &data = problem.couplings[c];
-        const R mu = adjoint.multiplier[coupling.row], by_gap = (data.stretched - 1.0) * mu;
+        const R mu = adjoint.multiplier[coupling.row];
+        const R by_gap = (data.stretched - 1.0) * mu;
         each_end(problem, coupling, [&](const CouplingEnd<T> &end, int e) {
             const CouplingEndData<T> &own = problem.coupling_ends[e];
             const RowGradient<T, T> &g = own.next;
             adjoint.subtract(adjoint.x_next, end.joint, mu * g.x_child, -(mu * g.x_child));
             adjoint.subtract(adjoint.phi_next, end.joint, mu * g.phi_child, mu * g.phi_parent);
             impulse_product(adjoint, problem, end.joint, end.data, adjoint.coupling_impulses[e]);
-            const BodyPose<T> &parent = problem.bodies[end.joint.parent].pose, &child = problem.bodies[end.joint.child].pose;
+            const BodyPose<T> &parent = problem.bodies[end.joint.parent].pose;
+            const BodyPose<T> &child = problem.bodies[end.joint.child].pose;
             const R own_weight = own.weight * by_gap;
             if (coupling.damped) adjoint.add(own_weight, end.gradient(problem, parent, child, end.data.now, own.angle), end.joint);
         });
@@ -301,7 +311,8 @@ private:
         each_end(problem, coupling, [&](const CouplingEnd<T> &end, int e) {
             if (!end.row.leads) return;
             const CouplingEndData<T> &own = problem.coupling_ends[e];
-            const BodyPose<T> &parent = problem.bodies[end.joint.parent].pose, &child = problem.bodies[end.joint.child].pose;
+            const BodyPose<T> &parent = problem.bodies[end.joint.parent].pose;
+            const BodyPose<T> &child = problem.bodies[end.joint.child].pose;
             const R own_weight = own.coefficient * weight;
             adjoint.add(own_weight, end.gradient(problem, parent, child, end.data.now, own.angle), end.joint);
         });
@@ -312,8 +323,12 @@ private:
         const CouplingTable &coupling = problem.mechanism.couplings[number];
         const CouplingData<T> &data = problem.couplings[number];
         const CouplingLaw<T> law(problem, coupling);
-        const T mu = adjoint.multiplier[coupling.row], lambda = w[coupling.row], x = data.leading, next = data.leading_next;
-        const T slope = law.slope(x), slope_next = law.slope(next);
+        const T mu = adjoint.multiplier[coupling.row];
+        const T lambda = w[coupling.row];
+        const T x = data.leading;
+        const T next = data.leading_next;
+        const T slope = law.slope(x);
+        const T slope_next = law.slope(next);
         T power[2] = {}, following_next{};  // of unit impulses along the sums of followers and of leaders
         each_end(problem, coupling, [&](const CouplingEnd<T> &end, int e) {
             const CouplingEndData<T> &own = problem.coupling_ends[e];
@@ -322,14 +337,18 @@ private:
             if (!end.row.leads) following_next += own.coefficient * own.coordinate_next;
         });
         T *sum = &to.sum[coupling.parameters];
-        const T held = data.on * mu, pushes = data.on * lambda * power[1];
+        const T held = data.on * mu;
+        const T pushes = data.on * lambda * power[1];
         sum[parameter::coupling::offset] += held;
-        const T stretched = data.stretched, loose = stretched - 1.0;
+        const T stretched = data.stretched;
+        const T loose = stretched - 1.0;
         sum[parameter::coupling::ratio] += held * (stretched * next - loose * x) - pushes;
-        T x_power = x, next_power = next * next;
+        T x_power = x;
+        T next_power = next * next;
         for (int i = 0; i < 3; ++i) {
             sum[parameter::coupling::curve + i] += held * (stretched * next_power - loose * (x * x_power)) - (2.0 + i) * (pushes * x_power);
-            x_power = x_power * x, next_power = next_power * next;
+            x_power = x_power * x;
+            next_power = next_power * next;
         }
         const T off = problem.parameters[coupling.parameters + parameter::coupling::off];
         sum[parameter::coupling::off] += mu * data.gap - lambda * (power[0] - slope * power[1]) - problem.timestep() * mu * lambda;
@@ -349,14 +368,16 @@ private:
             const Vec3<T> push = pushed(end, own, g);
             g.add_free(end.row.coordinate, (lambda * own.weight) * push);
             g.add_coordinate(end.row.coordinate, -mu * own.weight_next, own.relative_next, own.angle_next);
-            const BodyPose<T> &parent = problem.bodies[end.joint.parent].pose, &child = problem.bodies[end.joint.child].pose;
+            const BodyPose<T> &parent = problem.bodies[end.joint.parent].pose;
+            const BodyPose<T> &child = problem.bodies[end.joint.child].pose;
             T by_now = coupling.damped ? loose * mu * own.weight : T{};
             if (coupling.curved && end.row.leads) by_now += by_leading * own.coefficient;
             if (coupling.damped || coupling.curved) g.add_coordinate(end.row.coordinate, by_now, parent, child, end.data.now, own.angle);
             g.finish();
             if (end.row.coefficient < 0) return;
             const T now = own.coordinate + own.turns;
-            const T along = data.on * lambda * dot(end.f, push), moved = held * stretched * own.coordinate_next;
+            const T along = data.on * lambda * dot(end.f, push);
+            const T moved = held * stretched * own.coordinate_next;
             const T left = held * loose * now;
             to.sum[end.row.coefficient] +=
                 end.row.leads ? slope_next * moved - slope * left - slope * along + by_leading * now : along - moved + left;

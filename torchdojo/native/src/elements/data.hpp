@@ -157,5 +157,23 @@ template <class S>
 struct Pull {
     Vec3<S> force, torque;
 };
+template <class T>
+TD_INLINE Pull<T> select(const Mask<T> &mask, const Pull<T> &a, const Pull<T> &b) {
+    Pull<T> chosen;
+    for (int i = 0; i < 3; ++i) {
+        chosen.force[i] = select(mask, a.force[i], b.force[i]);
+        chosen.torque[i] = select(mask, a.torque[i], b.torque[i]);
+    }
+    return chosen;
+}
+
+// Gradients by the lengths of all tendons, and directions c of the gradients by their pulls g, as Σ g·c, in the places of the pulls. later:
+// whether they are only stored, for drives that add theirs and pull back both at once.
+template <class R>
+struct TendonGradient {
+    std::vector<R> by_length;
+    std::vector<Pull<R>> along;
+    bool later = false;
+};
 
 }  // namespace torchdojo

@@ -27,12 +27,16 @@ public:
         std::fill_n(pulls, m.num_bodies + 1, Pull<T>{});
         const T inverse = inverse_count(reach);
         each_contact(m, body, [&](const ContactTable &contact, int other) {
-            const BodyPose<T> &a = bodies[contact.body].pose, &b = bodies[other].pose;
-            const auto found = touch<T>(contact, other, a.x, a.R, b.x, b.R);
-            const Vec3<T> pull = select(found.distance < reach, inverse, T{}) * found.normal;
-            Pull<T> &on_a = pulls[contact.body], &on_b = pulls[other];
-            on_a.force = on_a.force - pull, on_a.torque = on_a.torque - transposed_times(a.R, cross(found.point - a.x, pull));
-            on_b.force = on_b.force + pull, on_b.torque = on_b.torque + transposed_times(b.R, cross(found.point - b.x, pull));
+            const BodyPose<T> &a = bodies[contact.body].pose;
+            const BodyPose<T> &b = bodies[other].pose;
+            const auto touched = touch<T>(contact, other, a.x, a.R, b.x, b.R);
+            const Vec3<T> pull = select(touched.distance < reach, inverse, T{}) * touched.normal;
+            Pull<T> &on_a = pulls[contact.body];
+            Pull<T> &on_b = pulls[other];
+            on_a.force = on_a.force - pull;
+            on_a.torque = on_a.torque - transposed_times(a.R, cross(touched.point - a.x, pull));
+            on_b.force = on_b.force + pull;
+            on_b.torque = on_b.torque + transposed_times(b.R, cross(touched.point - b.x, pull));
         });
     }
 
@@ -48,13 +52,16 @@ public:
             for (int i = 0; i < 2; ++i) {
                 const BodyPose<T> &pose = bodies[both[i]].pose;
                 if (both[i] < m.num_bodies) seed(pose, 6 * i, x[i], R[i]);
-                else x[i] = lift<S>(pose.x), R[i] = lift<S>(pose.R);
+                else {
+                    x[i] = lift<S>(pose.x);
+                    R[i] = lift<S>(pose.R);
+                }
             }
-            const auto found = touch<S>(contact, other, x[0], R[0], x[1], R[1]);
-            S sum = dot(found.normal, lift<S>(c[other].force - c[contact.body].force));
-            sum = sum - dot(cross(found.point - x[0], found.normal), R[0] * lift<S>(c[contact.body].torque));
-            sum = sum + dot(cross(found.point - x[1], found.normal), R[1] * lift<S>(c[other].torque));
-            const Mask<T> near = found.distance.v < reach;
+            const auto touched = touch<S>(contact, other, x[0], R[0], x[1], R[1]);
+            S sum = dot(touched.normal, lift<S>(c[other].force - c[contact.body].force));
+            sum = sum - dot(cross(touched.point - x[0], touched.normal), R[0] * lift<S>(c[contact.body].torque));
+            sum = sum + dot(cross(touched.point - x[1], touched.normal), R[1] * lift<S>(c[other].torque));
+            const Mask<T> near = touched.distance.v < reach;
             for (T &slope : sum.d) slope = select(near, inverse * slope, T{});
             for (int i = 0; i < 2; ++i)
                 if (both[i] < m.num_bodies) add(both[i], load3(sum.d + 6 * i), load3(sum.d + 6 * i + 3));
@@ -97,7 +104,8 @@ private:
     T inverse_count(const T &reach) const {
         T count{};
         each_contact(m, body, [&](const ContactTable &contact, int other) {
-            const BodyPose<T> &a = bodies[contact.body].pose, &b = bodies[other].pose;
+            const BodyPose<T> &a = bodies[contact.body].pose;
+            const BodyPose<T> &b = bodies[other].pose;
             count += select(touch<T>(contact, other, a.x, a.R, b.x, b.R).distance < reach, broadcast<T>(1.0), T{});
         });
         return inverse_of(max(count, broadcast<T>(1.0)));

@@ -23,8 +23,12 @@ TD_INLINE void disc_gaps(const T *tau, const T *epsilon, T *gap) {
     for (int k = 0; k < 3; ++k) {
 #pragma GCC unroll 4
         for (int i = 0; i < W; ++i) {
-            const T q = g[i] * (2.0 - g[i]), r = excess[i] + g[i], twice = 2.0 * (1.0 - g[i]);
-            const T value = q * r - epsilon[i] * (1.0 - g[i]), slope = twice * r + q + epsilon[i], bend = twice - r;
+            const T q = g[i] * (2.0 - g[i]);
+            const T r = excess[i] + g[i];
+            const T twice = 2.0 * (1.0 - g[i]);
+            const T value = q * r - epsilon[i] * (1.0 - g[i]);
+            const T slope = twice * r + q + epsilon[i];
+            const T bend = twice - r;
             g[i] = g[i] - quotient(value * slope, slope * slope - value * bend);
             g[i] = min(max(g[i], broadcast<T>(std::numeric_limits<double>::min())), one);
         }
@@ -35,7 +39,8 @@ TD_INLINE void disc_gaps(const T *tau, const T *epsilon, T *gap) {
 // Impulse per slack of a smoothed projection: a secant of Newton's points (weight_of in path_maps.py), in the lanes of `known`.
 template <class T>
 struct PathWeight {
-    T product{}, square{};
+    T product{};
+    T square{};
 
     TD_INLINE void add(const T &impulse, const T &slack) {
         product += impulse * slack;
@@ -61,7 +66,8 @@ TD_INLINE T change(T &before, const T &latest) {
 // The positive root of γ − a κ/γ = c, without cancellation.
 template <class T>
 TD_INLINE T orthant_on_path(const T &c, const T &a, const T &kappa) {
-    const T level = kappa * a, far = root(c * c + 4.0 * level);
+    const T level = kappa * a;
+    const T far = root(c * c + 4.0 * level);
     return select(c > T{}, 0.5 * (c + far), quotient(2.0 * level, far - c));
 }
 

@@ -94,16 +94,21 @@ private:
         const MechanismTable &m = problem.mechanism;
         const TendonTable &own = follower(m, coupling);
         const CouplingLaw<T> law(problem, coupling);
-        const T h = problem.timestep(), lambda = w[coupling.row], &off = problem.parameters[coupling.parameters + parameter::coupling::off];
+        const T h = problem.timestep();
+        const T lambda = w[coupling.row];
+        const T &off = problem.parameters[coupling.parameters + parameter::coupling::off];
         Pull<T> next[2][most_tendon_bodies], *pulls[2] = {next[0], next[1]};
         T length[2];
         lengths(problem, coupling, true, length, pulls);
-        data.following_next = length[0], data.leading_next = length[1];
+        data.following_next = length[0];
+        data.leading_next = length[1];
         data.gap =
             data.stretched * (data.following_next - law(data.leading_next)) - (data.stretched - 1.0) * data.gap_now + data.given * lambda;
         problem.residual[coupling.row] = data.on * data.gap + h * off * lambda;
         problem.values[coupling.diagonal] = h * off + data.on * data.given;
-        const T slope = law.slope(data.leading), slope_next = law.slope(data.leading_next), weight = data.on * data.stretched;
+        const T slope = law.slope(data.leading);
+        const T slope_next = law.slope(data.leading_next);
+        const T weight = data.on * data.stretched;
         for (int k = 0; k < own.num_bodies; ++k) {
             const int number = body(m, own, k);
             if (number == m.num_bodies) continue;
@@ -112,9 +117,12 @@ private:
             const Pull<T> row = problem.row_pulls[place] = both(weight, next[0][k], slope_next, next[1][k]);
             T *column = &problem.values[m.tendon_blocks[own.first_block + 2 * k]];
             T *entries = &problem.values[m.tendon_blocks[own.first_block + 2 * k + 1]];
-            add3(column, -push.force), add3(column + 3, -push.torque);
-            add3(entries, h * row.force), add3(entries + 3, transposed_times(problem.bodies[number].M, row.torque));
-            add3(&problem.residual[6 * number], -(lambda * push.force)), add3(&problem.residual[6 * number + 3], -(lambda * push.torque));
+            add3(column, -push.force);
+            add3(column + 3, -push.torque);
+            add3(entries, h * row.force);
+            add3(entries + 3, transposed_times(problem.bodies[number].M, row.torque));
+            add3(&problem.residual[6 * number], -(lambda * push.force));
+            add3(&problem.residual[6 * number + 3], -(lambda * push.torque));
         }
     }
 
@@ -141,7 +149,8 @@ private:
             c[k] = Pull<R>{};
             if (number == m.num_bodies) continue;
             const R *alpha = &adjoint.multiplier[6 * number];
-            c[k].force = scale * load3(alpha), c[k].torque = scale * load3(alpha + 3);
+            c[k].force = scale * load3(alpha);
+            c[k].torque = scale * load3(alpha + 3);
         }
     }
 
@@ -161,7 +170,8 @@ private:
         }
         R power[2];
         powers(adjoint, problem, own, power);
-        const T slope = law.slope(data.leading), pushed = data.on * lambda;
+        const T slope = law.slope(data.leading);
+        const T pushed = data.on * lambda;
         const R by_follower = (data.on * (data.stretched - 1.0)) * mu;
         const R by_length[2] = {by_follower, -(slope * by_follower) - (pushed * law.bend(data.leading)) * power[1]};
         for (const int which : {0, 1}) {
@@ -176,22 +186,31 @@ private:
                                                          const CouplingTable &coupling, const CouplingData<T> &data, const T &lambda) {
         namespace field = parameter::coupling;
         const MechanismTable &m = problem.mechanism;
-        const TendonTable &own = follower(m, coupling), &led = leader(m, coupling);
+        const TendonTable &own = follower(m, coupling);
+        const TendonTable &led = leader(m, coupling);
         const CouplingLaw<T> law(problem, coupling);
-        const T mu = adjoint.multiplier[coupling.row], x = data.leading, next = data.leading_next,
-                *p = &problem.parameters[coupling.parameters];
-        const T slope = law.slope(x), slope_next = law.slope(next);
+        const T mu = adjoint.multiplier[coupling.row];
+        const T x = data.leading;
+        const T next = data.leading_next;
+        const T *p = &problem.parameters[coupling.parameters];
+        const T slope = law.slope(x);
+        const T slope_next = law.slope(next);
         T power[2];
         powers(adjoint, problem, own, power);
         T *sum = &to.sum[coupling.parameters];
-        const T held = data.on * mu, pushed = data.on * lambda, pushes = pushed * power[1];
-        const T stretched = data.stretched, loose = stretched - 1.0;
+        const T held = data.on * mu;
+        const T pushed = data.on * lambda;
+        const T pushes = pushed * power[1];
+        const T stretched = data.stretched;
+        const T loose = stretched - 1.0;
         sum[field::offset] += held;
         sum[field::ratio] += held * (stretched * next - loose * x) - pushes;
-        T x_power = x, next_power = next * next;
+        T x_power = x;
+        T next_power = next * next;
         for (int i = 0; i < 3; ++i) {
             sum[field::curve + i] += held * (stretched * next_power - loose * (x * x_power)) - (2.0 + i) * (pushes * x_power);
-            x_power = x_power * x, next_power = next_power * next;
+            x_power = x_power * x;
+            next_power = next_power * next;
         }
         sum[field::off] += mu * data.gap - lambda * (power[0] - slope * power[1]) - problem.timestep() * mu * lambda;
         to.by_timestep -= p[field::off] * mu * lambda;
@@ -200,8 +219,9 @@ private:
         sum[field::compliance] -= by_alpha;
         sum[field::damping] -= held * p[field::compliance] * moving;
         to.by_timestep += problem.inverse_timestep * p[field::compliance] * by_alpha;
-        const T by_follower = loose * held, by_leader = -(slope * by_follower) - pushes * law.bend(x);
-        // By string, at the current configuration and at the next.
+        const T by_follower = loose * held;
+        const T by_leader = -(slope * by_follower) - pushes * law.bend(x);
+        // Sums by string, at the current configuration and at the next.
         const T by_length[2][2] = {{by_follower, -(held * stretched)}, {by_leader, held * stretched * slope_next}};
         to.sum[led.offset] -= by_length[1][0] + by_length[1][1];
         for (const int which : {0, 1})

@@ -23,7 +23,11 @@ namespace torchdojo {
 template <class T>
 struct Tendons {
     static void prepare(Problem<T> &problem) {
-        for (int i = 0; i < problem.mechanism.num_tendons; ++i) prepare(problem, problem.mechanism.tendons[i], problem.tendons[i]);
+        const bool wanted = any(negate(problem.measured));
+        for (int i = 0; i < problem.mechanism.num_tendons; ++i) {
+            if (wanted) measure(problem, problem.mechanism.tendons[i], problem.tendons[i]);
+            prepare(problem, problem.mechanism.tendons[i], problem.tendons[i]);
+        }
     }
 
     template <bool condensed, bool derived>
@@ -49,7 +53,8 @@ struct Tendons {
             const R weight = problem.tendons[i].by_rate * g[tendon.row];
             each_pull(problem, tendon, [&](int body, const Pull<T> &pull) {
                 R *right = &adjoint.right[m.bodies[body].right];
-                subtract3(right, weight * pull.force), subtract3(right + 3, weight * pull.torque);
+                subtract3(right, weight * pull.force);
+                subtract3(right + 3, weight * pull.torque);
             });
         }
     }
@@ -60,10 +65,11 @@ struct Tendons {
         for (int i = 0; i < m.num_tendons; ++i) {
             const TendonTable &tendon = m.tendons[i];
             const TendonData<T> &data = problem.tendons[i];
-            const T h = problem.timestep(), lambda = tendon_impulse(problem, i, w);
+            const T h = problem.timestep();
+            const T lambda = tendon_impulse(problem, i, w);
             const R mu = weight(adjoint, problem, i);
             if (tendon.input >= 0) adjoint.gradient.u[tendon.input] += h * mu;
-            Pull<R> c[most_tendon_bodies];
+            Pull<R> own[most_tendon_bodies], *c = adjoint.tendons.later ? &adjoint.tendons.along[tendon.first_body] : own;
             const R drag = data.by_rate * mu;
             for (int k = 0; k < tendon.num_bodies; ++k) {
                 const int body = m.tendon_bodies[tendon.first_body + k];
@@ -71,22 +77,27 @@ struct Tendons {
                 if (body == m.num_bodies) continue;
                 const R *alpha = &adjoint.multiplier[6 * body];
                 const T *twist = w + 6 * body;
-                c[k].force = lambda * load3(alpha) - drag * load3(twist), c[k].torque = lambda * load3(alpha + 3) - drag * load3(twist + 3);
+                c[k].force = lambda * load3(alpha) - drag * load3(twist);
+                c[k].torque = lambda * load3(alpha + 3) - drag * load3(twist + 3);
             }
             const R by_length = data.by_length * mu;
-            pull_back(adjoint, problem, tendon, pulls_of(problem, tendon), by_length, c);
+            if (adjoint.tendons.later) adjoint.tendons.by_length[i] = by_length;
+            else pull_back(adjoint, problem, tendon, pulls_of(problem, tendon), by_length, c);
             if (tendon.armature) multiply_incoming(adjoint, problem, tendon, mu);
         }
     }
 
-    // Adds the gradient of by_length · L + g · c by the current poses. It is large code, which strings of couplings share.
+    // Adds the gradient of by_length · L + g · c by the current poses.
     template <class R>
-    static __attribute__((noinline)) void pull_back(AdjointState<T, R> &adjoint, const Problem<T> &problem, const TendonTable &tendon,
-                                                    const Pull<T> *pulls, const R &by_length, const Pull<R> *c) {
-        path_of(problem, tendon).pull_back(pulls, by_length, c, [&](int place, const Vec3<R> &x, const Vec3<R> &phi) {
-            const int body = problem.mechanism.tendon_bodies[tendon.first_body + place];
-            adjoint.gradient.x[body] = adjoint.gradient.x[body] + x, adjoint.gradient.phi[body] = adjoint.gradient.phi[body] + phi;
-        });
+    static void pull_back(AdjointState<T, R> &adjoint, const Problem<T> &problem, const TendonTable &tendon, const Pull<T> *pulls,
+                          const R &by_length, const Pull<R> *c) {
+        Pull<R> by[most_tendon_bodies];
+        path_of(problem, tendon).pull_back(pulls, by_length, c, by);
+        for (int k = 0; k < tendon.num_bodies; ++k) {
+            const int body = problem.mechanism.tendon_bodies[tendon.first_body + k];
+            adjoint.gradient.x[body] = adjoint.gradient.x[body] + by[k].force;
+            adjoint.gradient.phi[body] = adjoint.gradient.phi[body] + by[k].torque;
+        }
     }
 
     static void add_parameters(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, const T *w) {
@@ -97,7 +108,8 @@ private:
     // The poses of the places of a tendon before the step that led here, and its pulls there.
     struct Before {
         BodyPose<T> poses[most_tendon_bodies];
-        Pull<T> pulls[most_tendon_bodies] = {}, motion[most_tendon_bodies] = {};  // motion: velocities that led here
+        Pull<T> pulls[most_tendon_bodies] = {};
+        Pull<T> motion[most_tendon_bodies] = {};  // velocities that led here
         int next = 0;
 
         Before(const Problem<T> &problem, const TendonTable &tendon) {
@@ -139,22 +151,27 @@ private:
         const R scale = problem.parameters[tendon.parameters + parameter::tendon::armature] * mu;
         Pull<R> c[most_tendon_bodies];
         for (int k = 0; k < tendon.num_bodies; ++k) {
-            c[k].force = scale * before.motion[k].force, c[k].torque = scale * before.motion[k].torque;
+            c[k].force = scale * before.motion[k].force;
+            c[k].torque = scale * before.motion[k].torque;
             const int body = m.tendon_bodies[tendon.first_body + k];
             if (body == m.num_bodies) continue;
             adjoint.gradient.v[body] = adjoint.gradient.v[body] + scale * before.pulls[k].force;
             adjoint.gradient.omega[body] = adjoint.gradient.omega[body] + scale * before.pulls[k].torque;
         }
-        path.pull_back(before.pulls, R{}, c, [&](int place, const Vec3<R> &x, const Vec3<R> &phi) {
+        Pull<R> by[most_tendon_bodies];
+        path.pull_back(before.pulls, R{}, c, by);
+        for (int place = 0; place < tendon.num_bodies; ++place) {
             const int body = m.tendon_bodies[tendon.first_body + place];
+            const Vec3<R> &x = by[place].force, &phi = by[place].torque;
             const Vec3<T> a = (0.5 * h) * before.motion[place].torque;
             const T s = sqrt(1.0 - dot(a, a));
             DataGradient<R> &to = adjoint.gradient;
-            to.x[body] = to.x[body] + x, to.v[body] = to.v[body] - h * x;
+            to.x[body] = to.x[body] + x;
+            to.v[body] = to.v[body] - h * x;
             to.phi[body] = to.phi[body] + transposed_times(rotation_matrix(Quat<T>{s, a}), phi);
             const R along = inverse_of(s) * dot(a, phi);
             to.omega[body] = to.omega[body] - h * (s * phi + along * a - cross(a, phi));
-        });
+        }
     }
 
     static void add_parameters(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, int number, const T *w) {
@@ -162,11 +179,17 @@ private:
         const MechanismTable &m = problem.mechanism;
         const TendonTable &tendon = m.tendons[number];
         const TendonData<T> &data = problem.tendons[number];
-        const T h = problem.timestep(), *p = &problem.parameters[tendon.parameters];
-        const T mu = weight(adjoint, problem, number), lambda = tendon_impulse(problem, number, w);
-        const T rate = tendon_rate(problem, tendon, w), one = broadcast<T>(1.0);
-        const T below = max(p[field::rest_lower] - data.length, T{}), above = max(data.length - p[field::rest_upper], T{});
-        const T stretch = below - above, stretched = select(stretch == T{}, T{}, one), implicit = tendon.implicit ? stretched : T{};
+        const T h = problem.timestep();
+        const T *p = &problem.parameters[tendon.parameters];
+        const T mu = weight(adjoint, problem, number);
+        const T lambda = tendon_impulse(problem, number, w);
+        const T rate = tendon_rate(problem, tendon, w);
+        const T one = broadcast<T>(1.0);
+        const T below = max(p[field::rest_lower] - data.length, T{});
+        const T above = max(data.length - p[field::rest_upper], T{});
+        const T stretch = below - above;
+        const T stretched = select(stretch == T{}, T{}, one);
+        const T implicit = tendon.implicit ? stretched : T{};
         const TendonLaws<T> laws(problem, tendon, data, rate);
         T *sum = &to.sum[tendon.parameters];
         const T each = h * mu;
@@ -184,7 +207,10 @@ private:
             sum[field::limit_time] += each * stiffness * laws.held;
             force += stiffness * (laws.below - laws.above + h * laws.by_timestep);
         }
-        if (tendon.rubs) sum[field::friction] -= each * laws.rubbed, force -= p[field::friction] * laws.rubbed;
+        if (tendon.rubs) {
+            sum[field::friction] -= each * laws.rubbed;
+            force -= p[field::friction] * laws.rubbed;
+        }
         if (tendon.armature) sum[field::armature] -= mu * (rate - data.incoming);
         to.by_timestep += mu * force;
         Pull<T> c[most_tendon_bodies];
@@ -194,9 +220,14 @@ private:
             const int body = m.tendon_bodies[tendon.first_body + k];
             c[k] = Pull<T>{};
             if (body == m.num_bodies) continue;
-            const T *alpha = &adjoint.multiplier[6 * body], *twist = w + 6 * body;
-            c[k].force = lambda * load3(alpha) - drag * load3(twist), c[k].torque = lambda * load3(alpha + 3) - drag * load3(twist + 3);
-            if (!tendon.spatial) store3(&of_bodies[6 * body], c[k].force), store3(&of_bodies[6 * body + 3], c[k].torque);
+            const T *alpha = &adjoint.multiplier[6 * body];
+            const T *twist = w + 6 * body;
+            c[k].force = lambda * load3(alpha) - drag * load3(twist);
+            c[k].torque = lambda * load3(alpha + 3) - drag * load3(twist + 3);
+            if (!tendon.spatial) {
+                store3(&of_bodies[6 * body], c[k].force);
+                store3(&of_bodies[6 * body + 3], c[k].torque);
+            }
         }
         const T by_length = data.by_length * mu;
         if (tendon.spatial) path_of(problem, tendon).add_parameters(by_length, c, to.sum.data());
@@ -237,19 +268,26 @@ private:
         path.length(before.pulls);
         const T scale = problem.parameters[tendon.parameters + parameter::tendon::armature] * mu;
         Pull<T> c[most_tendon_bodies];
-        for (int k = 0; k < tendon.num_bodies; ++k)
-            c[k].force = scale * before.motion[k].force, c[k].torque = scale * before.motion[k].torque;
+        for (int k = 0; k < tendon.num_bodies; ++k) {
+            c[k].force = scale * before.motion[k].force;
+            c[k].torque = scale * before.motion[k].torque;
+        }
         if (tendon.spatial) path.add_parameters(T{}, c, to.sum.data());
-        path.pull_back(before.pulls, T{}, c, [&](int place, const Vec3<T> &x, const Vec3<T> &phi) {
+        Pull<T> by[most_tendon_bodies];
+        path.pull_back(before.pulls, T{}, c, by);
+        for (int place = 0; place < tendon.num_bodies; ++place) {
+            const Vec3<T> &x = by[place].force, &phi = by[place].torque;
             const Pull<T> &motion = before.motion[place];
             const Vec3<T> a = (0.5 * problem.timestep()) * motion.torque;
             to.by_timestep -= dot(x, motion.force) + dot(phi, motion.torque) / sqrt(1.0 - dot(a, a));
-        });
+        }
     }
 
     template <class R>
     static TD_INLINE void subtract3(R *p, const Vec3<R> &v) {
-        p[0] -= v.x, p[1] -= v.y, p[2] -= v.z;
+        p[0] -= v.x;
+        p[1] -= v.y;
+        p[2] -= v.z;
     }
 
     static TendonPath<T> path_of(const Problem<T> &problem, const TendonTable &tendon) {
@@ -258,12 +296,26 @@ private:
     }
     static const Pull<T> *pulls_of(const Problem<T> &problem, const TendonTable &tendon) { return &problem.pulls[tendon.first_body]; }
 
+    // Sets length and pulls in the lanes that are not measured.
+    static void measure(Problem<T> &problem, const TendonTable &tendon, TendonData<T> &data) {
+        Pull<T> *pulls = &problem.pulls[tendon.first_body];
+        if (!any(problem.measured)) {
+            data.length = path_of(problem, tendon).length(pulls);
+            return;
+        }
+        Pull<T> latest[most_tendon_bodies];
+        data.length = select(problem.measured, data.length, path_of(problem, tendon).length(latest));
+        for (int k = 0; k < tendon.num_bodies; ++k) pulls[k] = select(problem.measured, pulls[k], latest[k]);
+    }
+
     static void prepare(Problem<T> &problem, const TendonTable &tendon, TendonData<T> &data) {
-        const T h = problem.timestep(), *p = &problem.parameters[tendon.parameters];
-        const T length = path_of(problem, tendon).length(&problem.pulls[tendon.first_body]);
-        const T below = max(p[parameter::tendon::rest_lower] - length, T{}), above = max(length - p[parameter::tendon::rest_upper], T{});
-        data.length = length;
-        const T stretch = below - above, stiffness = select(stretch == T{}, T{}, p[parameter::tendon::stiffness]);
+        const T h = problem.timestep();
+        const T *p = &problem.parameters[tendon.parameters];
+        const T &length = data.length;
+        const T below = max(p[parameter::tendon::rest_lower] - length, T{});
+        const T above = max(length - p[parameter::tendon::rest_upper], T{});
+        const T stretch = below - above;
+        const T stiffness = select(stretch == T{}, T{}, p[parameter::tendon::stiffness]);
         data.stiffness = -h * stiffness;
         data.given = h * (p[parameter::tendon::stiffness] * stretch);
         if (tendon.input >= 0) data.given += h * problem.u[tendon.input];
@@ -276,12 +328,14 @@ private:
             for (int k = 0; k < tendon.num_bodies; ++k)
                 data.incoming += dot(before.pulls[k].force, before.motion[k].force) + dot(before.pulls[k].torque, before.motion[k].torque);
         }
-        data.by_rate = data.damping, data.by_length = data.stiffness;
+        data.by_rate = data.damping;
+        data.by_length = data.stiffness;
         if (tendon.damped) return;
         data.damping = data.by_rate = T{};
         each_pull(problem, tendon, [&](int body, const Pull<T> &pull) {
             BodyData<T> &to = problem.bodies[body];
-            to.linear = to.linear + data.given * pull.force, to.angular = to.angular + data.given * pull.torque;
+            to.linear = to.linear + data.given * pull.force;
+            to.angular = to.angular + data.given * pull.torque;
         });
     }
 
@@ -295,21 +349,26 @@ private:
         if (tendon.limited || tendon.rubs || tendon.armature) {
             const TendonLaws<T> laws(problem, tendon, data, rate);
             lambda += laws.impulse;
-            data.by_rate = data.damping + laws.by_rate, data.by_length = data.stiffness + laws.by_length;
+            data.by_rate = data.damping + laws.by_rate;
+            data.by_length = data.stiffness + laws.by_length;
         }
         each_pull(problem, tendon, [&](int body, const Pull<T> &pull) {
-            add3(&problem.residual[6 * body], -(lambda * pull.force)), add3(&problem.residual[6 * body + 3], -(lambda * pull.torque));
+            add3(&problem.residual[6 * body], -(lambda * pull.force));
+            add3(&problem.residual[6 * body + 3], -(lambda * pull.torque));
         });
         if constexpr (!derived) return;
         for (int i = 0; i < tendon.num_bodies; ++i)
             for (int j = 0; j < tendon.num_bodies; ++j) {
                 const int32_t block = m.tendon_blocks[tendon.first_block + i * tendon.num_bodies + j];
                 if (block < 0) continue;
-                const Pull<T> &row = problem.pulls[tendon.first_body + i], &column = problem.pulls[tendon.first_body + j];
-                const Vec3<T> force = data.by_rate * column.force, torque = data.by_rate * column.torque;
+                const Pull<T> &row = problem.pulls[tendon.first_body + i];
+                const Pull<T> &column = problem.pulls[tendon.first_body + j];
+                const Vec3<T> force = data.by_rate * column.force;
+                const Vec3<T> torque = data.by_rate * column.torque;
                 for (int r = 0; r < 6; ++r) {
                     const T &entry = r < 3 ? row.force[r] : row.torque[r - 3];
-                    add3(&problem.values[block + 6 * r], entry * force), add3(&problem.values[block + 6 * r + 3], entry * torque);
+                    add3(&problem.values[block + 6 * r], entry * force);
+                    add3(&problem.values[block + 6 * r + 3], entry * torque);
                 }
             }
     }

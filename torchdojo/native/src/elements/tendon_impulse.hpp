@@ -42,35 +42,52 @@ struct Overshoot {
 // The laws beside spring, damper and input, at a rate: impulses, and the derivatives that they add to `by_rate` and `by_length`.
 template <class T>
 struct TendonLaws {
-    T impulse{}, by_rate{}, by_length{};
-    // Of limits: P, its derivative by the limit, which moves the place where the damper begins, and what the damper adds per time.
-    T below{}, above{}, by_lower{}, by_upper{}, held{}, by_timestep{};
+    T impulse{};
+    T by_rate{};
+    T by_length{};
+    // Numbers of limits: P, its derivative by the limit, which moves the place where the damper begins, and what the damper adds per time.
+    T below{};
+    T above{};
+    T by_lower{};
+    T by_upper{};
+    T held{};
+    T by_timestep{};
     T rubbed{};  // L̇ / √(L̇² + s²)
 
     TendonLaws(const Problem<T> &problem, const TendonTable &tendon, const TendonData<T> &data, const T &rate) {
-        const T h = problem.timestep(), *p = &problem.parameters[tendon.parameters];
+        const T h = problem.timestep();
+        const T *p = &problem.parameters[tendon.parameters];
         if (tendon.limited) {
-            const T stiffness = h * p[parameter::tendon::limit_stiffness], &time = p[parameter::tendon::limit_time];
-            const T under = p[parameter::tendon::limit_lower] - data.length, over = data.length - p[parameter::tendon::limit_upper];
+            const T stiffness = h * p[parameter::tendon::limit_stiffness];
+            const T &time = p[parameter::tendon::limit_time];
+            const T under = p[parameter::tendon::limit_lower] - data.length;
+            const T over = data.length - p[parameter::tendon::limit_upper];
             const Overshoot<T> lower_now(under), upper_now(over);
-            const T lower_reach = h + time * lower_now.slope, upper_reach = h + time * upper_now.slope;
+            const T lower_reach = h + time * lower_now.slope;
+            const T upper_reach = h + time * upper_now.slope;
             const Overshoot<T> lower(under - lower_reach * rate), upper(over + upper_reach * rate);
-            below = lower.value, above = upper.value;
-            by_lower = lower.slope * (1.0 - time * rate * lower_now.bend), by_upper = upper.slope * (1.0 + time * rate * upper_now.bend);
+            below = lower.value;
+            above = upper.value;
+            by_lower = lower.slope * (1.0 - time * rate * lower_now.bend);
+            by_upper = upper.slope * (1.0 + time * rate * upper_now.bend);
             held = -(rate * (lower.slope * lower_now.slope + upper.slope * upper_now.slope));
             by_timestep = -(rate * (lower.slope + upper.slope));
             impulse += stiffness * (below - above);
-            by_rate += stiffness * (lower.slope * lower_reach + upper.slope * upper_reach), by_length -= stiffness * (by_lower + by_upper);
+            by_rate += stiffness * (lower.slope * lower_reach + upper.slope * upper_reach);
+            by_length -= stiffness * (by_lower + by_upper);
         }
         if (tendon.rubs) {
             constexpr double square = constant::tendon_slip * constant::tendon_slip;
-            const T inverse = 1.0 / sqrt(rate * rate + square), most = h * p[parameter::tendon::friction];
+            const T inverse = 1.0 / sqrt(rate * rate + square);
+            const T most = h * p[parameter::tendon::friction];
             rubbed = rate * inverse;
-            impulse -= most * rubbed, by_rate += most * (square * inverse) * (inverse * inverse);
+            impulse -= most * rubbed;
+            by_rate += most * (square * inverse) * (inverse * inverse);
         }
         if (tendon.armature) {
             const T &armature = p[parameter::tendon::armature];
-            impulse -= armature * (rate - data.incoming), by_rate += armature;
+            impulse -= armature * (rate - data.incoming);
+            by_rate += armature;
         }
     }
 };
@@ -81,7 +98,8 @@ T tendon_impulse(const Problem<T> &problem, int number, const T *w) {
     const TendonTable &tendon = problem.mechanism.tendons[number];
     const TendonData<T> &data = problem.tendons[number];
     if (!tendon.damped) return data.given;
-    const T rate = tendon_rate(problem, tendon, w), plain = data.given - data.damping * rate;
+    const T rate = tendon_rate(problem, tendon, w);
+    const T plain = data.given - data.damping * rate;
     if (!tendon.limited && !tendon.rubs && !tendon.armature) return plain;
     return plain + TendonLaws<T>(problem, tendon, data, rate).impulse;
 }
@@ -104,7 +122,9 @@ T until_turning(const Problem<T> &problem, const T *w, const T *step) {
     T fraction = broadcast<T>(1.0);
     for (const TendonTable &tendon : m.tendons) {
         if (!tendon.rubs) continue;
-        const T rate = tendon_rate(problem, tendon, w), change = tendon_rate(problem, tendon, step), next = rate + change;
+        const T rate = tendon_rate(problem, tendon, w);
+        const T change = tendon_rate(problem, tendon, step);
+        const T next = rate + change;
         const T until = select(rate * next < T{}, abs(rate) * inverse_of(abs(change)), broadcast<T>(1.0));
         fraction = min(fraction, select(min(abs(rate), abs(next)) > slip, until, broadcast<T>(1.0)));
     }

@@ -45,10 +45,11 @@ public:
         along<Tangent<T, T>>(frames, moved, PathSum{by_length, sum});
     }
 
-    // Calls add(place, x, φ) with gradients of by_length · L + g · c by the poses, for the pulls of `length`.
-    template <class R, class F>
-    void pull_back(const Pull<T> *pulls, const R &by_length, const Pull<R> *c, F &&add) const {
-        if (!tendon.spatial) return pull_back_sum(by_length, c, add);
+    // Sets `by` to the gradients of by_length · L + g · c by position and rotation of each place, for the pulls of `length`. The function is
+    // large, so all callers share it.
+    template <class R>
+    __attribute__((noinline)) void pull_back(const Pull<T> *pulls, const R &by_length, const Pull<R> *c, Pull<R> *by) const {
+        if (!tendon.spatial) return pull_back_sum(by_length, c, by);
         using S = Tangent<T, R>;
         Placed<S> placed[most_tendon_bodies];
         const Placed<S> *frames[most_tendon_bodies];
@@ -56,11 +57,12 @@ public:
         for (int i = 0; i < places(); ++i) frames[i] = &placed[i];
         move(c, placed);
         along<S>(frames, moved, NoSum{});
-        const auto slope = [](const Vec3<S> &v) { return Vec3<R>{v.x.d, v.y.d, v.z.d}; };
-        for (int i = 0; i < places(); ++i)
-            if (body(i) < m.num_bodies)
-                add(i, by_length * pulls[i].force + slope(moved[i].force),
-                    by_length * pulls[i].torque + slope(moved[i].torque) + cross(c[i].torque, pulls[i].torque));
+        for (int i = 0; i < places(); ++i) {
+            by[i] = Pull<R>{};
+            if (fixed(i)) continue;
+            by[i].force = by_length * pulls[i].force + wrapping::slopes(moved[i].force);
+            by[i].torque = by_length * pulls[i].torque + wrapping::slopes(moved[i].torque) + cross(c[i].torque, pulls[i].torque);
+        }
     }
 
 private:
@@ -70,7 +72,7 @@ private:
         Vec3<S> x;
         Mat3<S> R;
     };
-    // Where derivatives by the numbers of a string go: nowhere, or by_length · value + slope to their places in `sum`.
+    // Destinations of derivatives by the numbers of a string: nowhere, or by_length · value + slope to their places in `sum`.
     struct NoSum {
         static constexpr bool active = false;
     };
@@ -103,10 +105,13 @@ private:
 
     // -- strings ---------------------------------------------------------------------------------------------------------------------
 
-    // The site at which the last span ended: its number and place (−1: none), where it is in the world, and the force of the spans there.
+    // The site at which the last span ended: its number and place (−1: none), where it is in the world, if that is known, and the force of
+    // the spans there.
     template <class S>
     struct Site {
-        int32_t number = -1, place = -1;
+        int32_t number = -1;
+        int32_t place = -1;
+        bool known = false;
         Vec3<S> at, force;
     };
 
@@ -123,7 +128,7 @@ private:
         return {S(v.x), S(v.y), S(v.z)};
     }
 
-    // Where a point of a place is in the world, which does not move itself.
+    // The place of a point in the world, which does not move itself.
     template <class S, class P>
     TD_INLINE Vec3<S> point(const P *const *placed, int32_t number, int32_t place) const {
         if (fixed(place)) return still<S>(local(number));
@@ -144,12 +149,21 @@ private:
     // Distance and unit vector; zero between points that coincide.
     template <class S>
     static TD_INLINE S straight(const Vec3<S> &way, Vec3<S> &unit) {
-        const auto v = values(way);
-        const auto far = max(max(abs(v.x), abs(v.y)), abs(v.z)) >= broadcast<T>(constant::no_direction);
-        const S distance = root(select(far, dot(way, way), S(broadcast<T>(1.0)))), inverse = inverse_of(distance);
-        const S none = S(T{});
-        unit = {select(far, inverse * way.x, none), select(far, inverse * way.y, none), select(far, inverse * way.z, none)};
-        return select(far, distance, none);
+        const Vec3<T> v = values(way);
+        const Mask<T> far = max(max(abs(v.x), abs(v.y)), abs(v.z)) >= broadcast<T>(constant::no_direction);
+        const T distance = root(select(far, dot(v, v), broadcast<T>(1.0)));
+        const T inverse = select(far, inverse_of(distance), T{});
+        const Vec3<T> direction = inverse * v;
+        const T size = select(far, distance, T{});
+        if constexpr (std::is_same_v<S, T>) {
+            unit = direction;
+            return size;
+        } else {
+            const auto moved = wrapping::slopes(way);
+            const auto stretched = dot(direction, moved);
+            for (int i = 0; i < 3; ++i) unit[i] = S(direction[i], inverse * (moved[i] - direction[i] * stretched));
+            return S(size, stretched);
+        }
     }
 
     template <class S, class P, class Sum>
@@ -159,7 +173,8 @@ private:
         Site<S> here;
         for (int k = 0; k < tendon.num_parts; ++k) {
             const rows::TendonPart &part = m.tendon_parts[tendon.first_part + k];
-            const bool wraps = part.radius >= 0, whole = part.divisor < 0;
+            const bool wraps = part.radius >= 0;
+            const bool whole = part.divisor < 0;
             const T weight = whole ? broadcast<T>(1.0) : inverse_of(parameters[part.divisor]);
             if (!Sum::active && !wraps && part.start_body == part.end_body) {  // both ends move together, and nothing pulls at them
                 Vec3<T> unit;
@@ -169,156 +184,102 @@ private:
             }
             if (here.number != part.start || here.place != part.start_body) {
                 leave(placed, here, pulls, sum);
-                here.at = point<S>(placed, part.start, part.start_body), here.force = nothing<S>();
-                here.number = part.start, here.place = part.start_body;
+                here.number = part.start;
+                here.place = part.start_body;
+                here.known = false;
+                here.force = nothing<S>();
             }
-            const Vec3<S> end = point<S>(placed, part.end, part.end_body);
-            Vec3<S> force;  // at the end
+            Vec3<S> end, force;  // at the end
             if (wraps) {
-                wrapped(placed, part, weight, total, here, end, force, pulls, sum);
+                wrapped(placed, part, weight, total, here.force, force, pulls, sum);
             } else {
                 Vec3<S> unit;
+                if (!here.known) here.at = point<S>(placed, part.start, part.start_body);
+                end = point<S>(placed, part.end, part.end_body);
                 const S way = straight<S>(end - here.at, unit);
                 total = total + (whole ? way : weight * way);
                 if constexpr (Sum::active)
                     if (!whole) sum.add(part.divisor, -(weight * weight * way));
                 if (!whole) unit = weight * unit;
-                here.force = here.force - unit, force = unit;
+                here.force = here.force - unit;
+                force = unit;
             }
             leave(placed, here, pulls, sum);
-            here.number = part.end, here.place = part.end_body, here.at = end, here.force = force;
+            here.number = part.end;
+            here.place = part.end_body;
+            here.known = !wraps;
+            here.at = end;
+            here.force = force;
         }
         leave(placed, here, pulls, sum);
         return total;
     }
 
-    // Lanes in which the string may leave the straight way between two points, which with the side come from the center: where this way is
-    // blocked, where a side lies opposite, or where it is inside of the surface. Bounds are a little wide, since exact tests of the lanes
-    // follow.
-    Mask<T> may_wrap(const rows::TendonPart &part, const Mat3<T> &frame, const Vec3<T> &start, const Vec3<T> &end,
-                     const Vec3<T> &side) const {
-        const T radius = parameters[part.radius], square = 1.000001 * radius * radius;
-        Vec3<T> a = transposed_times(frame, start), b = transposed_times(frame, end), away = -transposed_times(frame, side);
-        Mask<T> may{};
-        if (part.side >= 0) may = dot(away, away) <= square;
-        if (part.cylinder) a.z = b.z = away.z = T{};
-        const Vec3<T> way = b - a;
-        const T share = -dot(way, a) * inverse_of(max(dot(way, way), broadcast<T>(wrapping::smallest)));
-        const Vec3<T> nearest = a + min(max(share, T{}), broadcast<T>(1.0)) * way;
-        const Mask<T> every = negate(Mask<T>{});
-        may = select_mask(dot(nearest, nearest) <= square, every, may);
-        if (part.side < 0) return may;
-        const Vec3<T> normal = cross(a, b);
-        const T size = dot(a, a) + dot(b, b) + dot(away, away), slack = -1e-9 * size * size;
-        const Mask<T> opposite = select_mask(dot(normal, cross(a, away)) >= slack, dot(normal, cross(away, b)) >= slack, Mask<T>{});
-        return select_mask(opposite, every, may);
+    // The place of a point in axes of the surface of a span, from its center. Points that move with the surface stay where they are.
+    template <class S, class P>
+    TD_INLINE Vec3<S> on_surface(const P *const *placed, const rows::TendonPart &part, const Mat3<T> &axes, int32_t number,
+                                 int32_t place) const {
+        if (place == part.surface_body) return still<S>(transposed_times(axes, local(number) - local(part.center)));
+        const P &surface = *placed[part.surface_body];
+        const Vec3<S> turned = transposed_times(surface.R, point<S>(placed, number, place) - surface.x);
+        return transposed_times(axes, turned - local(part.center));
     }
 
-    // A span with a surface, lane by lane where the string may touch it.
+    // A span with a surface, in axes of the surface. at_start: the force of the string on its start, to which that of the span is added.
     template <class S, class P, class Sum>
-    __attribute__((noinline)) void wrapped(const P *const *placed, const rows::TendonPart &part, const T &weight, S &total, Site<S> &here,
-                                           const Vec3<S> &end, Vec3<S> &force, Pull<S> *pulls, const Sum &sum) const {
-        const Vec3<S> &start = here.at, center = point<S>(placed, part.center, part.surface_body);
+    __attribute__((noinline)) void wrapped(const P *const *placed, const rows::TendonPart &part, const T &weight, S &total,
+                                           Vec3<S> &at_start, Vec3<S> &at_end, Pull<S> *pulls, const Sum &sum) const {
         const P &surface = *placed[part.surface_body];
         const Mat3<T> axes = rotation_matrix(load4(parameters + part.turn));
-        Mat3<S> frame;
-        for (int i = 0; i < 3; ++i) {
-            const Vec3<S> column = surface.R * axes.column(i);
-            frame.m[i] = column.x, frame.m[3 + i] = column.y, frame.m[6 + i] = column.z;
+        const Vec3<S> start = on_surface<S>(placed, part, axes, part.start, part.start_body);
+        const Vec3<S> end = on_surface<S>(placed, part, axes, part.end, part.end_body);
+        Vec3<T> side;
+        if (part.side >= 0) side = values(on_surface<S>(placed, part, axes, part.side, part.side_body));
+        const auto path = wrapping::wrap<S, T>(start, end, parameters[part.radius], part.cylinder, part.side < 0 ? nullptr : &side);
+        // Without contact, the way is straight, and only its ends take forces.
+        Vec3<S> along = path.along;
+        Vec3<S> away = path.away;
+        S whole = path.length;
+        if (any(negate(path.wraps))) {
+            Vec3<S> unit;
+            const S way = straight<S>(end - start, unit);
+            along = select3(path.wraps, along, unit);
+            away = select3(path.wraps, away, unit);
+            whole = select(path.wraps, whole, way);
         }
-        Mat3<T> of_values;
-        for (int i = 0; i < 9; ++i) of_values.m[i] = value(frame.m[i]);
-        Vec3<S> side = center;
-        if (part.side >= 0) side = point<S>(placed, part.side, part.side_body);
-        const Mask<T> may = may_wrap(part, of_values, values(start - center), values(end - center), values(side - center));
-        Vec3<S> first = end, second = start;
-        S arc = S(T{});
-        Mask<T> wraps{};
-        if (any(may)) {
-            for (int lane = 0; lane < lanes<T>; ++lane) {
-                if (!get_mask(may, lane)) continue;
-                using L = decltype(lane_of(S(), 0));
-                Mat3<L> own;
-                for (int i = 0; i < 9; ++i) own.m[i] = lane_of(frame.m[i], lane);
-                const Vec3<L> beside = lanes_of(side, lane);
-                const wrapping::Wrapped<L> path =
-                    wrapping::wrap<L>(lanes_of(start, lane), lanes_of(end, lane), lanes_of(center, lane), own,
-                                      get(parameters[part.radius], lane), part.cylinder, part.side < 0 ? nullptr : &beside);
-                set_mask(wraps, lane, path.wraps);
-                if (!path.wraps) continue;
-                for (int i = 0; i < 3; ++i) set_lane(first[i], lane, path.first[i]), set_lane(second[i], lane, path.second[i]);
-                set_lane(arc, lane, path.arc);
-            }
-        }
-        // Without contact, both straight parts are the way from start to end, and only its ends take forces.
-        Vec3<S> along, away;
-        const S way = straight<S>(first - start, along);
-        if (!any(wraps)) {
-            total = total + weight * way;
-            here.force = here.force - weight * along, force = weight * along;
-            if constexpr (Sum::active)
-                if (part.divisor >= 0) sum.add(part.divisor, -(weight * weight * way));
-            return;
-        }
-        const S back = straight<S>(end - second, away);
-        const S whole = way + select(wraps, arc + back, S(T{}));
         total = total + weight * whole;
-        const T held = select(wraps, weight, T{});
-        here.force = here.force - weight * along, force = weight * away;
-        if (!Sum::active && fixed(part.surface_body)) return;
-        const auto touch = [&](const Vec3<S> &point, const Vec3<S> &force) {
-            Pull<S> &pull = pulls[part.surface_body];
-            pull.force = pull.force + force;
-            pull.torque = pull.torque + cross(transposed_times(surface.R, point - surface.x), transposed_times(surface.R, force));
-        };
-        touch(first, held * along), touch(second, -(held * away));
-        if constexpr (Sum::active) {
+        // Forces of the string on the surface, where it touches that, are those on its ends. Where it is straight, they cancel.
+        const Vec3<S> pull = weight * along;
+        const Vec3<S> push = -(weight * away);
+        const Vec3<S> pull_in_body = axes * pull;
+        const Vec3<S> push_in_body = axes * push;
+        const Vec3<S> pull_in_world = surface.R * pull_in_body;
+        const Vec3<S> push_in_world = surface.R * push_in_body;
+        at_start = at_start - pull_in_world;
+        at_end = -push_in_world;
+        if constexpr (Sum::active)
             if (part.divisor >= 0) sum.add(part.divisor, -(weight * weight * whole));
-            add_surface(surface, frame, part, sum, held, arc, first - center, second - center, held * along, -(held * away));
+        if (!any(path.wraps) || (!Sum::active && fixed(part.surface_body))) return;
+        const T held = select(path.wraps, broadcast<T>(1.0), T{});
+        const Vec3<S> in_body = pull_in_body + push_in_body;
+        const Vec3<S> moment = held * (cross(start, pull) + cross(end, push));
+        Pull<S> &on = pulls[part.surface_body];
+        on.force = on.force + (pull_in_world + push_in_world);
+        on.torque = on.torque + axes * moment + cross(local(part.center), in_body);
+        if constexpr (Sum::active) {
+            sum.add3(part.center, in_body);
+            const S stretch = select(path.wraps, path.by_radius, S(T{}));
+            sum.add(part.radius, weight * inverse_of(parameters[part.radius]) * stretch);
+            const Vec3<T> turn{sum.of(moment.x), sum.of(moment.y), sum.of(moment.z)};
+            const Quat<T> by_q = load4(parameters + part.turn) * Quat<T>{T{}, 2.0 * turn};
+            sum.sum[part.turn] += by_q.w;
+            for (int i = 0; i < 3; ++i) sum.sum[part.turn + 1 + i] += by_q.v[i];
         }
     }
 
-    // The gradient by a surface, from the points of contact from its center, and the forces there.
-    template <class S, class P>
-    void add_surface(const P &surface, const Mat3<S> &frame, const rows::TendonPart &part, const PathSum &sum, const T &held, const S &arc,
-                     const Vec3<S> &first, const Vec3<S> &second, const Vec3<S> &pull, const Vec3<S> &push) const {
-        sum.add3(part.center, transposed_times(surface.R, pull + push));
-        const Vec3<S> at[2] = {transposed_times(frame, first), transposed_times(frame, second)},
-                      force[2] = {transposed_times(frame, pull), transposed_times(frame, push)};
-        S outward = S(T{});
-        Vec3<S> moment = nothing<S>();
-        for (int i = 0; i < 2; ++i) {
-            moment = moment + cross(at[i], force[i]);
-            outward = outward + at[i].x * force[i].x + at[i].y * force[i].y;
-            if (!part.cylinder) outward = outward + at[i].z * force[i].z;
-        }
-        // The arc of a cylinder grows with its part around the axis.
-        const S none = S(T{}), rise = part.cylinder ? at[1].z - at[0].z : none;
-        const auto curved = value(arc) > T{};
-        const S length = select(curved, arc, S(broadcast<T>(1.0)));
-        outward = outward + held * select(curved, length - rise * rise / length, none);
-        sum.add(part.radius, S(inverse_of(parameters[part.radius])) * outward);
-        const Vec3<T> turn{sum.of(moment.x), sum.of(moment.y), sum.of(moment.z)};
-        const Quat<T> by_q = load4(parameters + part.turn) * Quat<T>{T{}, 2.0 * turn};
-        sum.sum[part.turn] += by_q.w;
-        for (int i = 0; i < 3; ++i) sum.sum[part.turn + 1 + i] += by_q.v[i];
-    }
-
-    static double lane_of(const T &x, int lane) { return get(x, lane); }
-    template <class R>
-    static auto lane_of(const Tangent<T, R> &x, int lane) {
-        if constexpr (lanes<T> == lanes<R>) return Tangent<double, double>(get(x.v, lane), get(x.d, lane));
-        else return x;
-    }
     template <class S>
-    static auto lanes_of(const Vec3<S> &v, int lane) {
-        return Vec3<decltype(lane_of(S(), 0))>{lane_of(v.x, lane), lane_of(v.y, lane), lane_of(v.z, lane)};
-    }
-    static void set_lane(T &to, int lane, double x) { set(to, lane, x); }
-    template <class R, class L>
-    static void set_lane(Tangent<T, R> &to, int lane, const L &x) {
-        if constexpr (lanes<T> == lanes<R>) set(to.v, lane, x.v), set(to.d, lane, x.d);
-        else to = x;
+    static TD_INLINE Vec3<S> select3(const Mask<T> &mask, const Vec3<S> &a, const Vec3<S> &b) {
+        return {select(mask, a.x, b.x), select(mask, a.y, b.y), select(mask, a.z, b.z)};
     }
 
     // -- sums of coordinates ---------------------------------------------------------------------------------------------------------
@@ -354,43 +315,52 @@ private:
         for (int k = 0; k < tendon.num_parts; ++k) {
             const Term term(*this, k);
             const T &s = term.coefficient;
-            Pull<T> &parent = pulls[2 * k], &child = pulls[2 * k + 1];
+            Pull<T> &parent = pulls[2 * k];
+            Pull<T> &child = pulls[2 * k + 1];
             if (term.translation) {
-                const Vec3<T> y = term.displacement(), force = term.a.R * term.in_parent;
+                const Vec3<T> y = term.displacement();
+                const Vec3<T> force = term.a.R * term.in_parent;
                 total += s * dot(term.in_parent, y - term.axes.parent_anchor());
                 parent = {-(s * force), s * cross(term.in_parent, y)};
                 child = {s * force, s * cross(term.anchor(), term.in_child())};
             } else {
                 total += s * angle_about(term.turn(), term.axis);
-                parent = {Vec3<T>{}, -(s * term.in_parent)}, child = {Vec3<T>{}, s * term.in_child()};
+                parent = {Vec3<T>{}, -(s * term.in_parent)};
+                child = {Vec3<T>{}, s * term.in_child()};
             }
         }
         return total;
     }
 
-    template <class R, class F>
-    void pull_back_sum(const R &by_length, const Pull<R> *c, F &&add) const {
+    template <class R>
+    void pull_back_sum(const R &by_length, const Pull<R> *c, Pull<R> *by) const {
         for (int k = 0; k < tendon.num_parts; ++k) {
             const Term term(*this, k);
             const T &s = term.coefficient;
-            const Vec3<T> &F_ = term.in_parent, in_child = term.in_child();
+            const Vec3<T> &direction = term.in_parent, in_child = term.in_child();
             const Pull<R> &parent = c[2 * k], &child = c[2 * k + 1];
+            Pull<R> &by_parent = by[2 * k], &by_child = by[2 * k + 1];
+            const R length = s * by_length;
             if (term.translation) {
-                const Vec3<T> y = term.displacement(), force = term.a.R * F_, p = term.anchor();
+                const Vec3<T> y = term.displacement();
+                const Vec3<T> force = term.a.R * direction;
+                const Vec3<T> p = term.anchor();
                 // g·c = F_w·(c_b − c_a + R_b (γ_b × p)) + y·(γ_a × F)
-                const Vec3<R> swing = cross(child.torque, p), bent = cross(parent.torque, F_);
-                const Vec3<R> by_force = child.force - parent.force + term.b.R * swing, by_x = term.a.R * bent;
-                const R length = s * by_length;
-                add(2 * k, -(s * by_x) - length * force,
-                    s * (cross(F_, transposed_times(term.a.R, by_force)) - cross(y, bent)) + length * cross(F_, y));
-                add(2 * k + 1, s * by_x + length * force,
-                    s * (cross(swing, in_child) + cross(p, transposed_times(term.b.R, by_x))) + length * cross(p, in_child));
+                const Vec3<R> swing = cross(child.torque, p);
+                const Vec3<R> bent = cross(parent.torque, direction);
+                const Vec3<R> by_force = child.force - parent.force + term.b.R * swing;
+                const Vec3<R> by_x = term.a.R * bent;
+                by_parent.force = -(s * by_x) - length * force;
+                by_parent.torque =
+                    s * (cross(direction, transposed_times(term.a.R, by_force)) - cross(y, bent)) + length * cross(direction, y);
+                by_child.force = s * by_x + length * force;
+                by_child.torque = s * (cross(swing, in_child) + cross(p, transposed_times(term.b.R, by_x))) + length * cross(p, in_child);
             } else {
                 const RotationVector<T> none{};
                 const RowGradient<T, T> angle = angle_gradient(term.joint, term.axes.offset, term.turn(), none, term.axis);
-                const R length = s * by_length;
-                add(2 * k, Vec3<R>{}, s * cross(F_, transposed_times(term.a.R, term.b.R * child.torque)) + length * angle.phi_parent);
-                add(2 * k + 1, Vec3<R>{}, s * cross(child.torque, in_child) + length * angle.phi_child);
+                by_parent.force = by_child.force = Vec3<R>{};
+                by_parent.torque = s * cross(direction, transposed_times(term.a.R, term.b.R * child.torque)) + length * angle.phi_parent;
+                by_child.torque = s * cross(child.torque, in_child) + length * angle.phi_child;
             }
         }
     }

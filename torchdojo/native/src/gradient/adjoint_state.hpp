@@ -89,12 +89,14 @@ struct AdjointState {
     std::vector<MovingGradient<T>> moving;
     std::vector<ImpulseInFrames<T>> impulses, coupling_impulses;
     std::vector<R> of_tendons;  // gradients by impulses of tendons
+    TendonGradient<R> tendons;
 
     explicit AdjointState(const MechanismTable &m)
         : mechanism(m), gradient(m), multiplier(m.num_unknowns), right(m.schedule.num_rows), touching(m.num_contacts),
           left_out(m.num_contacts), turning(2 * m.num_couples), pressing(m.num_joint_cones), phi_next(m.num_bodies + 1), x_next(phi_next),
           turn(m.num_bodies + 1), by_turn(m.num_contacts), free(m.num_joints), moving(m.num_free_data), impulses(m.num_joints),
-          coupling_impulses(m.num_coupling_ends), of_tendons(m.num_tendons) {}
+          coupling_impulses(m.num_coupling_ends), of_tendons(m.num_tendons),
+          tendons{std::vector<R>(m.num_tendons), std::vector<Pull<R>>(m.num_tendon_bodies)} {}
 
     TD_INLINE void subtract(std::vector<Vec3<R>> &to, const JointTable &joint, const Vec3<R> &child, const Vec3<R> &parent) {
         to[joint.child] = to[joint.child] - child;

@@ -87,6 +87,7 @@ public:
                                                      : nullptr;
             for (int k = 0; start && k < mechanism.num_unknowns; ++k) set(solution[k], lane, start[k]);
         }
+        problem.measured = Mask<T>{};
         problem.solves = !on_tree;
         prepare_step(problem, !on_tree);
         problem.solves = true;

@@ -20,6 +20,16 @@ bool is_patient(const Feed &, long) {
     return false;
 }
 
+// `feed.measured(lane)`: whether the feed has put lengths and pulls of tendons for the lane's job into the problem.
+template <class Feed>
+auto is_measured(const Feed &feed, int lane, int) -> decltype(feed.measured(lane)) {
+    return feed.measured(lane);
+}
+template <class Feed>
+bool is_measured(const Feed &, int, long) {
+    return false;
+}
+
 // Lanes want jobs whose phase is `done`.
 template <class Feed, class Phase, int count>
 void expect(Feed &feed, const Phase (&phase)[count], Phase done) {

@@ -45,7 +45,8 @@ template <class T>
 void keep_solution(const Problem<T> &problem, const T *w, int lane, const Job &job) {
     const MechanismTable &m = problem.mechanism;
     take_lane(w, lane, job.w, m.num_unknowns);
-    for (int k = 0; k < m.num_tendons; ++k) job.w[m.tendons[k].row] = get(tendon_impulse(problem, k, w), lane);
+    for (int k = 0; k < m.num_tendons; ++k)
+        job.w[m.tendons[k].row] = get(m.tendons[k].damped ? tendon_impulse(problem, k, w) : problem.tendons[k].given, lane);
     for (int k = 0; k < m.num_impulses; ++k) job.impulses[k] = job.w[m.impulses[k]];
     for (int i = 0; i < m.num_bodies; ++i) {
         const BodyPose<T> &next = problem.bodies[i].next;

@@ -23,6 +23,7 @@ struct Problem {
     std::vector<CouplingData<T>> couplings;
     std::vector<CouplingEndData<T>> coupling_ends;
     std::vector<TendonData<T>> tendons;
+    Mask<T> measured{};               // lanes whose tendons have their lengths and pulls before the step is prepared
     std::vector<Pull<T>> pulls;       // of the places of all tendons, and of strings that follow
     std::vector<Pull<T>> leader_pulls, row_pulls;  // in the places of strings that follow: of their leaders, and of their rows
     std::vector<T> residual;          // rows of the equations, in the places of w; cones.hpp has the complementarity rows

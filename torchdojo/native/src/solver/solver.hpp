@@ -45,6 +45,7 @@ public:
     void bind(const Options &options, const double *shared) {
         this->options = options;
         problem.depenetration_speed = options.depenetration_speed;
+        problem.measured = Mask<T>{};
         on_tree = tree.usable && options.kappa >= constant::tree_kappa;
         shortest_factor = std::ldexp(1.0, -int(options.max_halvings));
         shared_parameters = shared;
@@ -147,6 +148,7 @@ private:
             *job.substeps = 1;
             loaded = true;
             *job.status = load(lane, job);
+            set_mask(problem.measured, lane, is_measured(feed, lane, 0));
             if (*job.status == success) return begin(lane);
             if (*job.status != too_fast) keep_state(mechanism, job);
             feed.finished(lane, job, false);
@@ -273,6 +275,7 @@ private:
 
     void prepare() {
         prepare_step(problem, !on_tree);
+        problem.measured = negate(Mask<T>{});  // until the next load
         rounding.prepare(problem, options.residual_tol);
         if (on_tree) {
             tree.prepare(problem);
