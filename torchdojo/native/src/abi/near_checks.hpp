@@ -24,6 +24,43 @@ inline double most_energy(const MechanismTable &m, const double *p, const double
     return 4 * kinetic_energy(m, p, state) + mass * (8 * dot(g, g) * h * h + 2 * leaving * leaving + 1e-3);
 }
 
+// Lower bounds of the distances of cores, in the states of an environment: what a search found, less what bodies have moved since then.
+class Distances {
+public:
+    Distances(const NearPairs &pairs, int num_bodies) : pairs(pairs), bounds(pairs.pairs.size(), -1.0), ways(2 * (num_bodies + 1)) {}
+
+    // Takes up a state. A point of a body moves by at most the distance of its origins and its own distance from it times a chord of rotation.
+    void move_to(const double *state) {
+        last.resize(ways.size() / 2 * state_size);
+        for (size_t i = 0; 2 * i + 2 < ways.size(); ++i) {
+            const double *now = state + state_size * i, *before = &last[state_size * i];
+            const Vec3<double> move = load3(now) - load3(before);
+            double near = 0.0, turned = 0.0;
+            for (int k = 6; k < 10; ++k) {
+                near += (now[k] - before[k]) * (now[k] - before[k]);
+                turned += (now[k] + before[k]) * (now[k] + before[k]);
+            }
+            ways[2 * i] += std::sqrt(dot(move, move));
+            ways[2 * i + 1] += 2 * std::sqrt(std::min(near, turned));
+            std::copy_n(now, state_size, &last[state_size * i]);
+        }
+    }
+
+    double apart(size_t pair) const { return bounds[pair] - moved(pair); }
+    void keep(size_t pair, double apart) { bounds[pair] = apart > 0 ? apart + moved(pair) - rounding : -1.0; }
+
+private:
+    static constexpr double rounding = 1e-9;  // [m], of sums of ways
+    const NearPairs &pairs;
+    std::vector<double> bounds, ways, last;  // ways: distances and chords of rotation of each body, and of the world; last: the state
+
+    double moved(size_t number) const {
+        const NearPairs::Pair &pair = pairs.pairs[number];
+        const double *a = &ways[2 * pair.body], *b = &ways[2 * pair.other];
+        return a[0] + pair.extent[0] * a[1] + b[0] + pair.extent[1] * b[1];
+    }
+};
+
 class PathCheck {
 public:
     PathCheck(const NearPairs &pairs, int num_bodies) : pairs(pairs), broad(pairs, num_bodies), ways(num_bodies + 1) {
@@ -31,8 +68,9 @@ public:
     }
 
     // Whether the cores of a pair overlap after a step of h or on its way, and did not before: `pierced` of near_overlap.py. starts: corners
-    // of each pair that were near.
-    bool pierces(const double *start, const double *end, double h, const NearStart *starts) {
+    // of each pair that were near. apart(pair): a lower bound of the distance of its cores at the start.
+    template <class F>
+    bool pierces(const double *start, const double *end, double h, const NearStart *starts, F &&apart) {
         for (size_t i = 0; i + 1 < ways.size(); ++i) {
             const double *state = start + state_size * i, *next_state = end + state_size * i;
             const Vec3<double> turn = (0.5 * h) * load3(next_state + 10);
@@ -42,7 +80,7 @@ public:
         }
         broad.place(start);
         bool result = false;
-        broad.each(nullptr, [&](size_t k) { result = result || pierces(pairs.pairs[k], starts[k]); });
+        broad.each(nullptr, [&](size_t k) { result = result || pierces(pairs.pairs[k], starts[k], apart(k)); });
         return result;
     }
 
@@ -56,12 +94,13 @@ private:
     BroadPhase broad;
     std::vector<Way> ways;  // motions of the bodies, and of the world
 
-    bool pierces(const NearPairs::Pair &pair, NearStart near) const {
+    bool pierces(const NearPairs::Pair &pair, NearStart near, double apart) const {
         const Way *const way[2] = {&ways[pair.body], &ways[pair.other]};
         const Vec3<double> relative_move = way[0]->move - way[1]->move;
         const double moved =
             2 * (pair.extent[0] * way[0]->length + pair.extent[1] * way[1]->length) + std::sqrt(dot(relative_move, relative_move));
         const double margin = 0.5 * (pair.cores[0]->radius + pair.cores[1]->radius);
+        if (apart > margin + moved) return false;
         Vec3<double> place[2];
         Mat3<double> R[2];
         const auto put = [&](double part) {

@@ -19,7 +19,7 @@ public:
           states(state_size * m.num_bodies), bouncing(pairs.any_bounces ? size_t(count * pairs.size()) : 0, -1),
           near_terms(size_t(count * pairs.size()), -1), chosen(near_terms.size()), environments(count), broad(pairs, m.num_bodies),
           starts(size_t(count) * pairs.pairs.size()), busy(size_t(count) * marks()), compact(handle, count), path(pairs, m.num_bodies),
-          broken(count) {
+          distances(count, Distances(pairs, m.num_bodies)), broken(count) {
         for (const NearPairs::Pair &pair : pairs.pairs) most = std::max(most, pair.count);
         all.resize(most);
         terms.resize(3 * most);
@@ -82,6 +82,7 @@ private:
     std::vector<uint8_t> busy;  // whether there are terms, near ones or in slots, for each environment and pair
     NearRows compact;
     PathCheck path;
+    std::vector<Distances> distances;  // of each environment
     std::vector<std::vector<int64_t>> broken;  // slots with numbers that are not finite, for each environment
     std::vector<double> from;  // the states before the step, or before a part of it
     std::vector<double> z, impulses, w, terms, gaps, starts_kept;
@@ -255,9 +256,14 @@ private:
         const bool free = is_free(first + n, t);
         const double most_after = (free ? 1.0 : 100.0) * most_energy(m, row(n), start, environment.timestep, options.depenetration_speed);
         environment.sound = !(kinetic_energy(m, row(n), &z[n * states]) > most_after);
-        const bool solved = status[n] == success,
-                   pierced = solved && environment.sound &&
-                             path.pierces(start, &z[n * states], environment.timestep, &starts[n * pairs.pairs.size()]);
+        const bool solved = status[n] == success;
+        bool pierced = false;
+        if (solved && environment.sound) {
+            Distances &apart = distances[n];
+            apart.move_to(start);
+            pierced = path.pierces(start, &z[n * states], environment.timestep, &starts[n * pairs.pairs.size()],
+                                   [&](size_t k) { return apart.apart(k); });
+        }
         if ((!solved || !environment.sound || pierced) && !(environment.cold && environment.fresh)) {
             // The start led astray: once more without it, and without the terms that were near before. Terms that a pass has added since
             // such a restart stay.
@@ -427,6 +433,8 @@ private:
         const double h = travels ? environments[n].timestep : 0.0;
         broad.reach = reach_at_rest(pairs.any_bounces, h);
         broad.place(state, h);
+        Distances &apart = distances[n];
+        apart.move_to(state);
         NearStart *start = &starts[n * pairs.pairs.size()];
         broad.each(travels ? &busy[n * marks()] : nullptr, [&](size_t k) {
             const NearPairs::Pair &pair = pairs.pairs[k];
@@ -439,7 +447,10 @@ private:
                 const Vec3<double> speed = load3(state + state_size * pair.body + 3) - other;
                 const double turns = pair.extent[0] * broad.moves[2 * pair.body + 1] + pair.extent[1] * broad.moves[2 * pair.other + 1];
                 const double reach = reach_at_rest(pair.bounces, h) + (travels ? h * std::sqrt(dot(speed, speed)) + turns : 0.0);
-                terms_found = near_search(*pair.cores[0], *pair.cores[1], x, R, reach, pair.count, terms.data(), gaps.data(), start[k]);
+                if (!(apart.apart(k) > NearSearch::width(*pair.cores[0], *pair.cores[1], reach))) {
+                    terms_found = near_search(*pair.cores[0], *pair.cores[1], x, R, reach, pair.count, terms.data(), gaps.data(), start[k]);
+                    apart.keep(k, start[k].apart);
+                }
             }
             f(pair, terms_found);
         });

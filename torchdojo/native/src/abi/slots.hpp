@@ -210,10 +210,12 @@ public:
     static constexpr int most = 10;  // size of a contact with torsional and rolling friction
     double impulse[most], slack[most];
 
-    // p: the parameters of the environment. Slots that follow one another mostly have the same friction.
+    // p: the parameters of the environment. Slots that follow one another mostly have the same friction, and the same couples.
     void put(const MechanismTable &m, const ContactTable &contact, const double *p, double kappa) {
         const double mu = p[contact.parameters + parameter::friction];
-        if (mu == friction && !contact.num_couples && !coupled) return;
+        if (mu == coefficients[0] && last && same_couples(m, contact, p)) return;
+        last = &contact;
+        coefficients[0] = mu;
         constexpr double gap = 2.0 * constant::near_terms::reach;
         impulse[0] = kappa / gap;
         slack[0] = gap;
@@ -226,15 +228,24 @@ public:
         start(contact, mu);
         for (int k = 0; k < contact.num_couples; ++k) {
             const CoupleTable &couple = m.couples[contact.first_couple + k];
-            start(couple.friction, p[couple.parameter]);
+            coefficients[1 + k] = p[couple.parameter];
+            start(couple.friction, coefficients[1 + k]);
         }
-        friction = mu;
-        coupled = contact.num_couples > 0;
     }
 
 private:
-    double friction = std::numeric_limits<double>::quiet_NaN();
-    bool coupled = false;
+    const ContactTable *last = nullptr;  // the contact of the values
+    double coefficients[most];  // its friction, and those of its couples
+
+    bool same_couples(const MechanismTable &m, const ContactTable &contact, const double *p) const {
+        bool same = contact.num_couples == last->num_couples && contact.is_pyramid() == last->is_pyramid();
+        for (int k = 0; same && k < contact.num_couples; ++k) {
+            const CoupleTable &couple = m.couples[contact.first_couple + k], &last_couple = m.couples[last->first_couple + k];
+            same = p[couple.parameter] == coefficients[1 + k] && couple.friction.is_pyramid() == last_couple.friction.is_pyramid() &&
+                   couple.friction.friction_impulse() - contact.impulse == last_couple.friction.friction_impulse() - last->impulse;
+        }
+        return same;
+    }
 };
 
 // The schedule of a part: blocks that are zero in the factors are left out. `present`: by offset, whether a block of the matrix is not zero;

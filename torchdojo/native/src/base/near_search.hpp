@@ -25,9 +25,10 @@ inline RelativePose relative_pose(const Vec3<double> *x, const Mat3<double> *R) 
     return pose;
 }
 
-// Corners of two cores between which their nearest points lie, from which the next search starts.
+// Corners of two cores between which their nearest points lie, from which the next search starts, and a lower bound of their distance, or 0.
 struct NearStart {
     int32_t count = 0, a[3], b[3];
+    double apart = 0.0;
 };
 
 // The nearest points of two cores a and b, in the frame of b.
@@ -45,7 +46,7 @@ public:
             const Vec3<double> between = pose(a.center) - b.center;
             put(support(a, transposed_times(pose.R, -between)), support(b, between));
         }
-        search(most);
+        start.apart = search(most);
         start.count = overlap ? 0 : count;
         for (int k = 0; k < start.count; ++k) {
             start.a[k] = of_a[k];
@@ -67,13 +68,14 @@ private:
         w[count++] = pose(a.corner(i)) - b.corner(j);
     }
 
-    void search(double most) {
+    // Returns a lower bound of the distance where it is more than `most`, else 0.
+    double search(double most) {
         reduce();
         double square = dot(apart, apart);
         while (!overlap && supports < most_supports) {
             if (!(square > 1e-24)) {
                 overlap = true;
-                return;
+                return 0.0;
             }
             const int i = support(a, transposed_times(pose.R, -apart)), j = support(b, apart);
             ++supports;
@@ -81,22 +83,23 @@ private:
             const double along = dot(apart, next);
             if (along > 0 && along * along > most * most * square) {
                 far = true;
-                return;
+                return along / std::sqrt(square);
             }
             bool repeated = square - along <= exact * square;
             for (int k = 0; k < count && !repeated; ++k) repeated = of_a[k] == i && of_b[k] == j;
-            if (repeated) return;
+            if (repeated) return 0.0;
             const Vec3<double> previous = apart;
             put(i, j);
             reduce();
             const double nearer = dot(apart, apart);
             if (!overlap && !(nearer < square)) {
                 apart = previous;
-                return;
+                return 0.0;
             }
             if (overlap) apart = previous;  // any direction is right, and this one is good
             square = nearer;
         }
+        return 0.0;
     }
 
     struct Part {
@@ -215,14 +218,14 @@ public:
         };
         const Vec3<double> between = x[0] - x[1];
         const double bound = a.extent + b.extent + radius + reach;
+        start.apart = 0.0;
         if (dot(between, between) > bound * bound) return 0;
         if (a.vertices + b.vertices == 2 || a.ellipsoid || b.ellipsoid) {
             add(corner_term, 0, 0);
             return number_found;
         }
         const RelativePose pose = relative_pose(x, R);
-        const double near = radius + reach + Polytope::tilt * (a.size + b.size);  // heights, with a margin for rounding and tilted planes
-        const double edge_near = near + 2 * ends;  // crossings count beyond the ends of edges
+        const double edge_near = width(a, b, reach), near = edge_near - 2 * ends;
         const NearestPoints points(a, b, pose, edge_near, start);
         if (points.far) return 0;
         const double square = dot(points.apart, points.apart);
@@ -242,6 +245,12 @@ public:
                 if (-edge_a.low - edge_b.low <= near && may_cross(edge_a, edge_b, radius + reach, widest))
                     add(crossing_term, edge_a.number, edge_b.number);
         return number_found > capacity && gaps[0] < -constant::near_terms::reach ? capacity : number_found;
+    }
+
+    // Distance of cores from which on they have no terms nearer than `reach`. Crossings count beyond the ends of edges, and there is a margin
+    // for rounding and tilted planes.
+    static double width(const Polytope &a, const Polytope &b, double reach) {
+        return a.radius + b.radius + reach + Polytope::tilt * (a.size + b.size) + 2 * ends;
     }
 
 private:
