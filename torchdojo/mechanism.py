@@ -127,9 +127,9 @@ class Mechanism(TendonSpace, Sensing):
 
         There is no status, so environments with invalid input raise and failed steps warn, where `step` flags both.
         """
-        given = check_given(self, None, z, u, wrench)
+        inputs = check_given(self, None, z, u, wrench)
         z, request = request_of(self.backends.system, self.options, z, grad_kappa, raise_invalid=True)
-        out = self.backends.select(request).step(given._replace(z=z))
+        out = self.backends.select(request).step(inputs._replace(z=z))
         if not (torch.compiler.is_compiling() or transforming()):
             failed = int((out.status != int(Status.SUCCESS)).sum())
             if failed:
@@ -175,9 +175,9 @@ class Mechanism(TendonSpace, Sensing):
         if warm_start is not None:
             self.check_tensor("warm_start", warm_start, self.layout.num_unknowns, visiting(self, z))
         law = law_of(self, u, ctrl)
-        given = check_given(self, law, z, u if law is None else ctrl, wrench, warm_start)
+        inputs = check_given(self, law, z, u if law is None else ctrl, wrench, warm_start)
         z, request = request_of(self.backends.system, self.options, z, grad_kappa, repeat=check_repeat(repeat))
-        return self.backends.stepper(request, law).step(given if z is given.z else given._replace(z=z))
+        return self.backends.stepper(request, law).step(inputs if z is inputs.z else inputs._replace(z=z))
 
     @in_float64
     def rollout(
@@ -223,23 +223,23 @@ class Mechanism(TendonSpace, Sensing):
                 `wrenches`, or wrenches of another shape.
         """
         law = law_of(self, u, ctrl)
-        given, name, size = (u, "u", self.num_inputs) if law is None else (ctrl, "ctrl", len(law))
-        if isinstance(given, Tensor):
-            if given.ndim < 2 or (steps is not None and given.shape[-2] != steps):
+        inputs, name, size = (u, "u", self.num_inputs) if law is None else (ctrl, "ctrl", len(law))
+        if isinstance(inputs, Tensor):
+            if inputs.ndim < 2 or (steps is not None and inputs.shape[-2] != steps):
                 raise ValueError(
-                    f"{name}: got shape {tuple(given.shape)} with steps={steps}; allowed: (..., T, {size}), with steps None or T"
+                    f"{name}: got shape {tuple(inputs.shape)} with steps={steps}; allowed: (..., T, {size}), with steps None or T"
                 )
-            steps = given.shape[-2]
-        elif given is not None and not callable(given):
-            remedy = f"rollout(z, steps={given})" if isinstance(given, int) else "torch.as_tensor(...)"
-            raise TypeError(f"{name}: got {given!r}; allowed: a tensor (..., T, {size}), or a policy or None with steps=; {remedy}")
+            steps = inputs.shape[-2]
+        elif inputs is not None and not callable(inputs):
+            remedy = f"rollout(z, steps={inputs})" if isinstance(inputs, int) else "torch.as_tensor(...)"
+            raise TypeError(f"{name}: got {inputs!r}; allowed: a tensor (..., T, {size}), or a policy or None with steps=; {remedy}")
         if not isinstance(steps, Integral) or steps < 1:
             raise ValueError(f"steps: got {steps!r}; give a whole number of steps of 1 or more, or {name} of shape (..., T, {size})")
         if warm_start is not None:
             self.check_tensor("warm_start", warm_start, self.layout.num_unknowns, visiting(self, z))
         careful = adaptive_options(adaptive)
         self.check_state(z, like=visiting(self, z))
-        check_wrench(self, z, given, wrench, wrenches, steps)
+        check_wrench(self, z, inputs, wrench, wrenches, steps)
         length = segment_length(checkpoint, steps)
         if warm_start is None:  # with one, the states come from a step
             self._warn_of_penetration(z)
@@ -247,7 +247,7 @@ class Mechanism(TendonSpace, Sensing):
         if careful and (grad_kappa is not None or request.options.randomized is not None):
             raise ValueError("rollout(adaptive=...): goes neither with grad_kappa= of the call nor with gradient_mode='randomized'")
         plan = Plan(wrench, wrenches, careful, length, law, keep_solutions)
-        return rollout(self.backends, request, z, given, steps, warm_start, plan)
+        return rollout(self.backends, request, z, inputs, steps, warm_start, plan)
 
     def _warn_of_penetration(self, z: Tensor) -> None:
         """Warn, the first time, of contacts inside a surface in the states z, and of signs of quaternions that belong to other angles."""
@@ -284,11 +284,11 @@ class Mechanism(TendonSpace, Sensing):
             ValueError: the gradient mode "complementarity_aware", which depends on a loss; `out` of another shape, dtype or device, not
                 contiguous, or with a gradient.
         """
-        given = check_given(self, None, z, u, None, warm_start)
+        inputs = check_given(self, None, z, u, None, warm_start)
         z, request = request_of(self.backends.system, self.options, z, grad_kappa)
         refuse_jacobian(request.options)
         with torch.no_grad():
-            jacobian = self.backends.select(request).jacobian(given._replace(z=z), out)
+            jacobian = self.backends.select(request).jacobian(inputs._replace(z=z), out)
         size = TANGENT_SIZE * self.num_bodies
         return jacobian[..., :size], jacobian[..., size:]
 
@@ -307,10 +307,10 @@ class Mechanism(TendonSpace, Sensing):
         Raises:
             ValueError: closed loops or couplings, whose coordinates depend on each other; and as `step`.
         """
-        given = minimal.Coordinates(self.backends, self.options, q, qd)
-        with self.backends.holding(given.parameters):
-            out = self.step(given.z, u, **options)
-        return given.after_step(out)
+        start = minimal.Coordinates(self.backends, self.options, q, qd)
+        with self.backends.holding(start.parameters):
+            out = self.step(start.z, u, **options)
+        return start.after_step(out)
 
     @in_float64
     def rollout_minimal(self, q: Tensor, qd: Tensor, u: Tensor | MinimalPolicy | None = None, **options: Any) -> MinimalTrajectory:
@@ -389,9 +389,9 @@ class Mechanism(TendonSpace, Sensing):
         solved = linearize.linearize(self.backends, self.options, z, u, ctrl, of_call)
         if sensors is False:
             return solved
-        given = ReadingGiven(None, u, ctrl, wrench, repeat=repeat)
+        reading = ReadingGiven(None, u, ctrl, wrench, repeat=repeat)
         kept = {"warm_start": warm_start, "grad_kappa": grad_kappa}
-        y, C, D = sensor_derivatives(self, z, given, None if sensors is True else sensors, solved, **kept)
+        y, C, D = sensor_derivatives(self, z, reading, None if sensors is True else sensors, solved, **kept)
         return solved._replace(y=y, C=C, D=D)
 
     @in_float64
@@ -463,9 +463,9 @@ class Mechanism(TendonSpace, Sensing):
             ValueError: shapes that do not fit, bounds that cross, a budget where the kernel cannot be used.
             RuntimeError: inside a `torch.func` transform or `torch.compile`.
         """
-        given = Given(nominal, gain, feedforward, solution, scale, bounds)
+        feedback = Given(nominal, gain, feedforward, solution, scale, bounds)
         of_call = FeedbackCall(repeat, warm_start, keep_solutions, wrench, budget)
-        return rollout_feedback(self.backends, self.options, z, u, ctrl, given, of_call)
+        return rollout_feedback(self.backends, self.options, z, u, ctrl, feedback, of_call)
 
     @in_float64
     def difference_minimal(self, q: Tensor, qd: Tensor, q_reference: Tensor, qd_reference: Tensor) -> Tensor:
@@ -640,7 +640,7 @@ class Mechanism(TendonSpace, Sensing):
         if on is not None:
             return self.place(z).to(self.state_dtype)
         if any(
-            isinstance(given, Mapping) and "position" in given for given in values.values()
+            isinstance(value, Mapping) and "position" in value for value in values.values()
         ):  # the caller may still lift a state of joint angles alone
             self._warn_of_penetration(z)
         elif not values and pose is None and not part_poses and not self.warned_of_ground:

@@ -210,10 +210,10 @@ class PhysicalModule(nn.Module):
                     f"{self.label(name)}: got {value!r} for a {self.noun} built without {keyword}; build it with {keyword}="
                 )
             return
-        given = as_tensor(value, self.label(name))
-        if given.dtype != torch.float64 and not isinstance(value, nn.Parameter) and not differentiated(given):
-            given = given.double()
-        tensor = self.check_field(name, given)
+        candidate = as_tensor(value, self.label(name))
+        if candidate.dtype != torch.float64 and not isinstance(value, nn.Parameter) and not differentiated(candidate):
+            candidate = candidate.double()
+        tensor = self.check_field(name, candidate)
         if not is_parametrized(self, name):
             self._store(name, value, tensor)
         elif differentiated(tensor):

@@ -109,9 +109,9 @@ class StepProblem:
         h = self.timestep[:, None, None]
         result = []
         for i in range(twist.shape[-2]):
-            here = Pose(pose.x[..., i, :], pose.q[..., i, :])
+            body_pose = Pose(pose.x[..., i, :], pose.q[..., i, :])
             speed, before = split_twists(twist[..., i, :]), split_twists(incoming[..., i, :])
-            result.append(Motion(here, speed, next_pose(here, speed, h), before, h))
+            result.append(Motion(body_pose, speed, next_pose(body_pose, speed, h), before, h))
         return tuple(result)
 
     def gather(self, group: Group, w: Tensor, twists: Tensor) -> tuple[Pose, Tensor, Tensor, Tensor, Tensor, Tensor]:
@@ -139,19 +139,19 @@ class StepProblem:
         """(N, num_unknowns): momentum balance [N·s, N·m·s], joint and contact equations, complementarity products."""
         system = self.system
         twists = self.body_twists(w)
-        own = self.body_residual(twists[:, :-1])
+        residuals = self.body_residual(twists[:, :-1])
         # The angular momentum J ω √(1 − (h/2)²|ω|²) is largest at (h/2)|ω| = 1/√2. Faster velocities solve the equations, too, but on a
         # branch that is not the motion's. Thrown cubes at h = 0.05 would land there in 47 of 100,000 steps. So the rows become NaN there.
         sine = 0.5 * self.timestep[:, None] * torch.linalg.vector_norm(twists[:, :-1, 3:], dim=-1)
-        own = torch.where((sine > LARGEST_SINE)[..., None], torch.nan, own)
-        balance = torch.cat((own, torch.zeros_like(twists[:, :1])), dim=1)
+        residuals = torch.where((sine > LARGEST_SINE)[..., None], torch.nan, residuals)
+        balance = torch.cat((residuals, torch.zeros_like(twists[:, :1])), dim=1)
         rows = []
         order = []
         for group, element in zip(system.groups, self.elements, strict=True):
-            wrench, own = self.element_residual(element, *self.gather(group, w, twists))
+            wrench, residuals = self.element_residual(element, *self.gather(group, w, twists))
             count = group.body_index.numel()
             balance = balance.index_add(1, group.body_index.flatten(), -wrench.reshape(len(w), count, 6))
-            rows.append(own.flatten(1))
+            rows.append(residuals.flatten(1))
             order.append(group.impulse_index.flatten())
         products, product_index = cones.products(system, w)
         rows.append(products)

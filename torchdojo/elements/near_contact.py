@@ -140,9 +140,9 @@ class NearContact(NonlinearContact):
         return Contact.touch(self, motions)._replace(weight=self.near(tuple(motion.next for motion in motions)).weight)
 
     def _arrival(self, motions: tuple[Motion, ...], timestep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        now = self.near(tuple(motion.pose for motion in motions)).line
-        before = self.near(tuple(previous_pose(motion.pose, motion.incoming, timestep) for motion in motions)).line
-        return self.term[..., 0] >= BOUNCING, now, before
+        present_line = self.near(tuple(motion.pose for motion in motions)).line
+        earlier_line = self.near(tuple(previous_pose(motion.pose, motion.incoming, timestep) for motion in motions)).line
+        return self.term[..., 0] >= BOUNCING, present_line, earlier_line
 
     def _rebound(self, motions: tuple[Motion, ...], touch: Touch, timestep: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         bounces, rebound, instant = super()._rebound(motions, touch, timestep)

@@ -71,9 +71,11 @@ class StringCoupling(Strings, Coupling):
         seam = sum(isinstance(item, Pulley) for item in follower)  # the number of the pulley that parts both paths here
         whole = SpatialTendon([*follower, *([Pulley(1.0), *leader] if leader else ())], sites=sites)
         self.site_bodies, self.side_bodies, self.surfaces, self.bodies = whole.site_bodies, whole.side_bodies, whole.surfaces, whole.bodies
-        own = tuple(span for span in whole.spans if span.pulley < seam)
-        led = tuple(span._replace(pulley=-1 if span.pulley == seam else span.pulley - 1) for span in whole.spans if span.pulley >= seam)
-        self.parts, self.spans = (own, led), (*own, *led)
+        follower_spans = tuple(span for span in whole.spans if span.pulley < seam)
+        leader_spans = tuple(
+            span._replace(pulley=-1 if span.pulley == seam else span.pulley - 1) for span in whole.spans if span.pulley >= seam
+        )
+        self.parts, self.spans = (follower_spans, leader_spans), (*follower_spans, *leader_spans)
         numbers = {name: getattr(whole, name) for name in PATH_FIELDS if name in whole.fields}
         if leader:
             numbers["divisors"] = torch.cat((whole.divisors[..., :seam], whole.divisors[..., seam + 1 :]), dim=-1)
@@ -132,8 +134,8 @@ class StringCoupling(Strings, Coupling):
     def residual(
         self, motions: tuple[Motion, ...], impulse: Tensor, slack: Tensor, u: Tensor, timestep: Tensor
     ) -> tuple[list[tuple[Tensor, Tensor]], Tensor]:
-        follower, leader = now = self.strings(*[motion.pose for motion in motions])
-        before, x = self._gap(*now)
+        follower, leader = strings = self.strings(*[motion.pose for motion in motions])
+        before, x = self._gap(*strings)
         active = None if self.active is None else self.active[..., None]
         acting = impulse if active is None else active * impulse
         led = -self.slope(x) * acting

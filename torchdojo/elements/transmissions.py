@@ -118,18 +118,18 @@ def between_sites(site: Frame, reference: Frame, carrier: str | None, gear: Tens
     Args:
         carrier: the body that takes the couple of the forces; None: the world. gear: (..., 6).
     """
-    own, other = states(site.body), states(reference.body)
+    site_state, reference_state = states(site.body), states(reference.body)
     push, turn = (quat.rotate(reference.orientation, part) for part in gear.split(3, dim=-1))
-    force, torque, apart = quat.rotate(other.q, push), quat.rotate(other.q, turn), _apart(site, reference, states)
+    force, torque, apart = quat.rotate(reference_state.q, push), quat.rotate(reference_state.q, turn), _apart(site, reference, states)
     offset = quat.multiply(site.orientation, quat.conjugate(reference.orientation))
-    angle = quat.rotation_vector(quat.multiply(quat.multiply(quat.conjugate(other.q), own.q), offset))
-    length = (push * quat.inverse_rotate(other.q, apart)).sum(-1) + (turn * angle).sum(-1)
-    on_own = quat.cross(site.position, quat.inverse_rotate(own.q, force)) + quat.inverse_rotate(own.q, torque)
+    angle = quat.rotation_vector(quat.multiply(quat.multiply(quat.conjugate(reference_state.q), site_state.q), offset))
+    length = (push * quat.inverse_rotate(reference_state.q, apart)).sum(-1) + (turn * angle).sum(-1)
+    site_torque = quat.cross(site.position, quat.inverse_rotate(site_state.q, force)) + quat.inverse_rotate(site_state.q, torque)
     couple = quat.inverse_rotate(states(carrier).q, quat.cross(force, apart))
     return Transmission(
         length,
         [
-            (site.body, force, on_own),
+            (site.body, force, site_torque),
             (reference.body, -force, -(quat.cross(reference.position, push) + turn)),
             (carrier, torch.zeros_like(force), couple),
         ],
@@ -152,15 +152,15 @@ def floating(child: Frame, gear: Tensor, in_child: bool, states: States) -> Tran
     """
     state = states(child.body)
     force, torque = gear.split(3, dim=-1)
-    own = torque if in_child else quat.inverse_rotate(state.q, torque)
-    return Transmission(None, [(child.body, force, own + quat.cross(child.position, quat.inverse_rotate(state.q, force)))])
+    body_torque = torque if in_child else quat.inverse_rotate(state.q, torque)
+    return Transmission(None, [(child.body, force, body_torque + quat.cross(child.position, quat.inverse_rotate(state.q, force)))])
 
 
 def slider_crank(crank: Frame, slider: Frame, rod: Tensor, gear: Tensor, states: States) -> Transmission:
     """A rod from the crank to a slider on the z axis of the frame `slider`. rod: its length, (...) [m]. gear: (...)."""
-    own, other = states(crank.body), states(slider.body)
-    own_axis, apart = _axis(slider), _apart(crank, slider, states)
-    axis = quat.rotate(other.q, own_axis)
+    crank_state, slider_state = states(crank.body), states(slider.body)
+    local_axis, apart = _axis(slider), _apart(crank, slider, states)
+    axis = quat.rotate(slider_state.q, local_axis)
     along = (axis * apart).sum(-1)
     square = along * along + rod * rod - (apart * apart).sum(-1)
     reaches = square > 0
@@ -169,11 +169,11 @@ def slider_crank(crank: Frame, slider: Frame, rod: Tensor, gear: Tensor, states:
     rest = (1 - along * inverse)[..., None]
     force = gear[..., None] * (rest * axis + inverse[..., None] * apart)
     by_axis = gear[..., None] * rest * apart
-    on_own = quat.cross(crank.position, quat.inverse_rotate(own.q, force))
-    on_other = quat.cross(own_axis, quat.inverse_rotate(other.q, by_axis))
-    on_other = on_other - quat.cross(slider.position, quat.inverse_rotate(other.q, force))
+    crank_torque = quat.cross(crank.position, quat.inverse_rotate(crank_state.q, force))
+    slider_torque = quat.cross(local_axis, quat.inverse_rotate(slider_state.q, by_axis))
+    slider_torque = slider_torque - quat.cross(slider.position, quat.inverse_rotate(slider_state.q, force))
     length = gear * (along - torch.where(reaches, root, 0.0))
-    return Transmission(length, [(crank.body, force, on_own), (slider.body, -force, on_other)])
+    return Transmission(length, [(crank.body, force, crank_torque), (slider.body, -force, slider_torque)])
 
 
 def adhesion(touching: Sequence[Touching], reach: Tensor, gear: Tensor, states: States) -> Transmission:

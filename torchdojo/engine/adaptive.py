@@ -162,7 +162,7 @@ class AdaptiveSteps(Stepper):
         `kick` marks the first substep of a step, which applies the forces of the step.
         """
         weight = 2.0**level if kick else 0.0
-        given = StepInputs(data[0], weight * data[1], weight * data[2], warm)
+        inputs = StepInputs(data[0], weight * data[1], weight * data[2], warm)
         backend = self.shared.get((level, kick))
         if backend is None:
             tensors = [weight * t if i in self.forces else t for i, t in enumerate(self.select(index))]
@@ -170,7 +170,7 @@ class AdaptiveSteps(Stepper):
             backend = self.whole.having(tensors, self.trial)
             if self.alike:
                 self.shared[level, kick] = backend
-        return backend.step(given)
+        return backend.step(inputs)
 
     def refine(self, level: int, kick: bool, index: Tensor, data: Sequence[Tensor], one: StepOutput) -> StepOutput:
         """The substep `one` of length h / 2**level, with two halves in place of environments that need them.

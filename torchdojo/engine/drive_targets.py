@@ -213,16 +213,16 @@ def transmission(mech: Any, z: Tensor, drive: Any) -> tuple[Transmission, Tensor
     if drive.joint is not None:
         parent, child = joint_frames(mech, drive)
         in_child = drive.axes == "child"
-        found = turn_of_joint(parent, child, gear, in_child, states) if gear.shape[-1] == 3 else floating(child, gear, in_child, states)
+        result = turn_of_joint(parent, child, gear, in_child, states) if gear.shape[-1] == 3 else floating(child, gear, in_child, states)
     elif drive.crank is not None:
-        found = slider_crank(drive.crank, drive.slider, numbers_of(drive.rod), gear, states)
+        result = slider_crank(drive.crank, drive.slider, numbers_of(drive.rod), gear, states)
     elif drive.reference is not None:
-        found = between_sites(drive.site, drive.reference, carrier_of(mech, drive), gear, states)
+        result = between_sites(drive.site, drive.reference, carrier_of(mech, drive), gear, states)
     elif drive.body is not None:
-        found = adhesion(_touching(mech, z, drive.body), numbers_of(drive.reach), gear, states)
+        result = adhesion(_touching(mech, z, drive.body), numbers_of(drive.reach), gear, states)
     else:
-        found = at_site(drive.site, gear, states)
-    return found, found.velocity(states)
+        result = at_site(drive.site, gear, states)
+    return result, result.velocity(states)
 
 
 def _touching(mech: Any, z: Tensor, body: str) -> list[Touching]:

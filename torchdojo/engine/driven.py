@@ -53,18 +53,18 @@ def _curve(drive: Any, part: str) -> Tensor:
 
 def _frame_numbers(drive: Any) -> tuple[DriveTarget, dict[str, Tensor]]:
     """Target and numbers of a drive on sites or a crank, in the axes of the bodies (elements/drive_frames.hpp)."""
-    gear, own, other = numbers_of(drive.gear), drive.site or drive.crank, drive.reference or drive.slider
+    gear, own_frame, other_frame = numbers_of(drive.gear), drive.site or drive.crank, drive.reference or drive.slider
     if drive.crank is not None:
-        axis = quat.rotate(other.orientation, torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64))
+        axis = quat.rotate(other_frame.orientation, torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64))
         target, numbers = DriveTarget.CRANK, {"gear": gear[..., None], "push": axis, "rod": numbers_of(drive.rod)[..., None]}
     else:
-        frame = own if other is None else other
+        frame = own_frame if other_frame is None else other_frame
         push, turn = (quat.rotate(frame.orientation, part) for part in gear.split(3, dim=-1))
-        if other is None:
-            return DriveTarget.SITE, {"push": push, "turn": turn + quat.cross(own.position.expand_as(push), push)}
-        offset = quat.multiply(own.orientation, quat.conjugate(other.orientation))
+        if other_frame is None:
+            return DriveTarget.SITE, {"push": push, "turn": turn + quat.cross(own_frame.position.expand_as(push), push)}
+        offset = quat.multiply(own_frame.orientation, quat.conjugate(other_frame.orientation))
         target, numbers = DriveTarget.SITES, {"push": push, "turn": turn, "offset": offset}
-    return target, numbers | {"arm": own.position, "other_arm": other.position}
+    return target, numbers | {"arm": own_frame.position, "other_arm": other_frame.position}
 
 
 def _joint_numbers(drive: Any, parent: JointFrame, child: JointFrame) -> tuple[DriveTarget, JointFrame, JointFrame, dict[str, Tensor]]:
@@ -128,11 +128,11 @@ class Lowered:
                 values |= {"target": target, "body": numbered[frame.body], "other": numbered[reference.body], "carrier": numbered[None]}
             elif frames_of(drive):
                 target, drive_numbers = _frame_numbers(drive)
-                own, other = (drive.site or drive.crank).body, drive.reference or drive.slider
-                values |= {"target": target, "body": numbered[own]}
-                if other is not None:
+                body_name, other_frame = (drive.site or drive.crank).body, drive.reference or drive.slider
+                values |= {"target": target, "body": numbered[body_name]}
+                if other_frame is not None:
                     carrier = carrier_of(mech, drive) if drive.site is not None else None
-                    values |= {"other": numbered[other.body], "carrier": numbered[carrier]}
+                    values |= {"other": numbered[other_frame.body], "carrier": numbered[carrier]}
             elif drive.body is not None:
                 values |= {"target": DriveTarget.BODY, "body": bodies.index(drive.body)}
                 drive_numbers |= {"gear": numbers_of(drive.gear)[..., None], "reach": numbers_of(drive.reach)[..., None]}

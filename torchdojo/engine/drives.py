@@ -244,16 +244,16 @@ class Drives:
         if not self.num_activations:
             return act
         table, good = self._numbers, _finite(ctrl, act)
-        given, activation = torch.where(good, ctrl, 0.0), torch.where(good, act, 0.0)
+        commands, activation = torch.where(good, ctrl, 0.0), torch.where(good, act, 0.0)
         columns = [(group, group.places, [self._stateful.index(place) for place in group.places]) for group in table.dynamics]
         for _ in range(check_repeat(repeat)):
-            control = table.ctrl.clip(self._delays.arrived(given, activation))
+            control = table.ctrl.clip(self._delays.arrived(commands, activation))
             parts = [
                 (indices, DYNAMICS[group.law].advance(control[..., places], activation[..., indices], group.numbers, self.mech.timestep))
                 for group, places, indices in columns
             ]
             after = [table.act.clip(ordered(parts))] if parts else []
-            after += [self._delays.step(given, activation)] if self.delays else []
+            after += [self._delays.step(commands, activation)] if self.delays else []
             activation = side_by_side(*after)
         return torch.where(good, activation, act)
 
@@ -273,8 +273,8 @@ class Drives:
             parts.append((members, (gear * mech.tendon_lengths(z)[..., chosen], gear * mech.tendon_velocities(z)[..., chosen])))
         zero = z.new_zeros(z.shape[:-1])
         for i, drive in others.items():
-            found, velocity = (None, zero) if drive is None else transmission(mech, z, drive)
-            length = zero if found is None or found.length is None else found.length
+            drive_transmission, velocity = (None, zero) if drive is None else transmission(mech, z, drive)
+            length = zero if drive_transmission is None or drive_transmission.length is None else drive_transmission.length
             parts.append(([i], (length[..., None], velocity[..., None])))
         lengths, velocities = (ordered([(members, pair[k]) for members, pair in parts]) for k in (0, 1))
         return lengths, velocities
@@ -287,10 +287,10 @@ class Drives:
         lengths, velocities = self.measure(z)
         source = table.ctrl.clip(self._delays.arrived(ctrl, act))
         if self.activated:
-            own = act[..., : len(self.activated)]
+            activations = act[..., : len(self.activated)]
             if bool(self._early.any()):
-                own = torch.where(self._early, self.advance(ctrl, act)[..., : len(self.activated)], own)
-            source = side_by_side(source, own)[..., self._source]
+                activations = torch.where(self._early, self.advance(ctrl, act)[..., : len(self.activated)], activations)
+            source = side_by_side(source, activations)[..., self._source]
         parts: tuple[list[tuple[list[int], Tensor]], ...] = ([], [])
         for part, groups, name in zip(parts, (table.gain, table.bias), ("gain", "bias"), strict=True):
             for group in groups:

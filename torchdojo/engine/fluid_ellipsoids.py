@@ -98,12 +98,12 @@ def ellipsoid_numbers(ellipsoids: Sequence[FluidEllipsoid]) -> EllipsoidNumbers:
     free = [one.added_mass is None for one in ellipsoids]
     if all(free):
         return EllipsoidNumbers(semiaxes, coefficients, *added_inertia(semiaxes))
-    given = []
+    inertias = []
     for one in ellipsoids:
-        own = (one.added_mass, one.added_inertia)
-        numbers = added_inertia(as_tensor(one.semiaxes, "semiaxes").double()) if one.added_mass is None else own
-        given.append([as_tensor(value, "added inertia").double() for value in numbers])
-    return EllipsoidNumbers(semiaxes, coefficients, *(stacked(list(values), 1) for values in zip(*given, strict=True)))
+        stated_inertia = (one.added_mass, one.added_inertia)
+        numbers = added_inertia(as_tensor(one.semiaxes, "semiaxes").double()) if one.added_mass is None else stated_inertia
+        inertias.append([as_tensor(value, "added inertia").double() for value in numbers])
+    return EllipsoidNumbers(semiaxes, coefficients, *(stacked(list(values), 1) for values in zip(*inertias, strict=True)))
 
 
 def stacked(values: Sequence[Tensor], ndim: int) -> Tensor:

@@ -98,12 +98,12 @@ def linearize(backends: Backends, options: SolverOptions, z: Tensor, u: Tensor |
     """`Mechanism.linearize`."""
     structure = backends.structure
     law = law_of(structure, u, ctrl)
-    given = check_given(structure, law, z, u if law is None else ctrl, call.wrench, call.warm_start)
-    expanded, request = request_of(backends.system, options, given.z, call.grad_kappa)
+    step_inputs = check_given(structure, law, z, u if law is None else ctrl, call.wrench, call.warm_start)
+    expanded, request = request_of(backends.system, options, step_inputs.z, call.grad_kappa)
     _check(structure, request, call)
     with torch.no_grad():
         backend = backends.select(request)
-        solved, jacobian = period(backend, law, check_repeat(call.repeat), given._replace(z=expanded), call.out)
+        solved, jacobian = period(backend, law, check_repeat(call.repeat), step_inputs._replace(z=expanded), call.out)
 
     def rows(wrench: Tensor | None) -> Tensor:
         after = _steps(backends, request, call, law, z, u if law is None else ctrl, wrench).z
@@ -125,18 +125,18 @@ def linearize_minimal(
         minimal.check(structure, q, qd)
         expanded, request = request_of(backends.system, options, torch.broadcast_tensors(q, qd)[0], call.grad_kappa)
         start = minimal.Coordinates(backends, options, expanded, qd.expand(expanded.shape))
-        given = check_given(structure, law, start.z, inputs, call.wrench, call.warm_start)
+        step_inputs = check_given(structure, law, start.z, inputs, call.wrench, call.warm_start)
         _check(structure, request, call)
         single, out = check_repeat(call.repeat) == 1, call.out
         if law is None and single:
-            solved, jacobian = minimal.linearize(backends, request, start, given.u, given.wrench, given.warm, out)
+            solved, jacobian = minimal.linearize(backends, request, start, step_inputs.u, step_inputs.wrench, step_inputs.warm, out)
         elif law is not None and law.tree_coordinates is not None and single:
-            u_now, by_ctrl, by_q, by_rate = slopes(law, given.u, given.z)
-            solved, by_input = minimal.linearize(backends, request, start, u_now, given.wrench, given.warm, None)
+            u_now, by_ctrl, by_q, by_rate = slopes(law, step_inputs.u, step_inputs.z)
+            solved, by_input = minimal.linearize(backends, request, start, u_now, step_inputs.wrench, step_inputs.warm, None)
             jacobian = driven_minimal(law, (by_ctrl, by_q, by_rate), by_input, n)
             jacobian = jacobian if out is None else result_tensor(out, jacobian.shape, jacobian).copy_(jacobian)
         else:
-            maximal, whole = period(backends.select(request), law, call.repeat, given, None)
+            maximal, whole = period(backends.select(request), law, call.repeat, step_inputs, None)
             jacobian = minimal.of_period(structure, start, maximal, whole, out)
             solved = start.after_step(maximal)
 

@@ -197,8 +197,8 @@ def jacobians(
             q, qd = torch.broadcast_tensors(q, qd)
         q, request = request_of(backends.system, options, q, grad_kappa)
         refuse_jacobian(request.options)
-        given = _checked_inputs(structure, q, qd, u, None, warm_start)
-        jacobian = backends.select(request).minimal_jacobian(given, out)
+        inputs = _checked_inputs(structure, q, qd, u, None, warm_start)
+        jacobian = backends.select(request).minimal_jacobian(inputs, out)
         size = 2 * q.shape[-1]
         return jacobian[..., :size], jacobian[..., size:]
 

@@ -79,8 +79,8 @@ class Bounces:
             if not bool(laws.any()):
                 result.append(terms)
                 continue
-            own = keys(terms)
-            bounces = (own[:, :, None] == numbers[:, None, :]).any(-1) & (own >= 0)
+            term_keys = keys(terms)
+            bounces = (term_keys[:, :, None] == numbers[:, None, :]).any(-1) & (term_keys >= 0)
             result.append(torch.cat((terms[..., :1] + BOUNCING * bounces.to(terms)[..., None], terms[..., 1:]), -1))
         return result
 
@@ -97,11 +97,15 @@ def _bear_an_impact(pair: NearPair, terms: Tensor, gamma: Tensor, start: Tensor,
     poses: list[list[tuple[Tensor, Tensor]]] = [[], []]  # now, and one step before
     for body in pair.bodies:
         state = start[:, None, STATE_SIZE * body : STATE_SIZE * (body + 1)] if body >= 0 else None
-        now = Pose(start.new_zeros(1, 1, 3), still) if state is None else Pose(state[..., :3], state[..., 6:10])
-        before = now if state is None else previous_pose(now, Twist(state[..., 3:6], state[..., 10:13]), timestep[:, None, None])
-        for places, pose in zip(poses, (now, before), strict=True):
+        present_pose = Pose(start.new_zeros(1, 1, 3), still) if state is None else Pose(state[..., :3], state[..., 6:10])
+        earlier_pose = (
+            present_pose
+            if state is None
+            else previous_pose(present_pose, Twist(state[..., 3:6], state[..., 10:13]), timestep[:, None, None])
+        )
+        for places, pose in zip(poses, (present_pose, earlier_pose), strict=True):
             places.append((pose.x.expand(*terms.shape[:2], 3), pose.q.expand(*terms.shape[:2], 4)))
-    now_term, term_before = (near_term(*pair.slots[0].shapes, places[0], places[1], terms, 0.0) for places in poses)
-    arriving = (terms[..., 0] >= 0) & (now_term.weight > 0) & arrives(now_term.line, term_before.line, timestep[:, None])
+    present_term, earlier_term = (near_term(*pair.slots[0].shapes, places[0], places[1], terms, 0.0) for places in poses)
+    arriving = (terms[..., 0] >= 0) & (present_term.weight > 0) & arrives(present_term.line, earlier_term.line, timestep[:, None])
     impact = torch.where(arriving, gamma, 0.0)
     return arriving & (impact >= BEARING * impact.amax(-1, keepdim=True))

@@ -51,9 +51,9 @@ class Cores:
         rows, columns = (result <= most).nonzero(as_tuple=True)
         if len(rows):
             states = self.balls.states(z)
-            own = chosen[columns]
+            close_pairs = chosen[columns]
             shapes = [
-                Convex(vertices[own], None if axes is None else axes[own], radii[own])
+                Convex(vertices[close_pairs], None if axes is None else axes[close_pairs], radii[close_pairs])
                 for vertices, axes, radii in zip(self.vertices, self.axes, self.radii, strict=True)
             ]
             sides = [states[rows, shape] for shape in self.balls.shapes[chosen[columns]].unbind(-1)]
@@ -77,8 +77,8 @@ def _axes(cores: Sequence[Polytope]) -> Tensor | None:
     """The semi-axes of ellipsoids as columns (P, 3, 3), zeros for polytopes; None where there are no ellipsoids."""
     if all(core.semi_axes is None for core in cores):
         return None
-    found = [convex_of(core).axes for core in cores]
-    return torch.stack([torch.zeros(3, 3, dtype=torch.float64) if axes is None else axes for axes in found])
+    axes_of_cores = [convex_of(core).axes for core in cores]
+    return torch.stack([torch.zeros(3, 3, dtype=torch.float64) if axes is None else axes for axes in axes_of_cores])
 
 
 @torch.no_grad()

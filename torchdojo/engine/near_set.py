@@ -226,7 +226,7 @@ class NearSteps(Backend):
             failed &= out.iterations.reshape(-1) < part.most
         if self._taken is not None:
             good = (out.status == int(Status.SUCCESS)).nonzero().squeeze(-1)
-            terms = [own.clone() for own in self._bounces.flagged(self._chosen)]
+            terms = [pair_terms.clone() for pair_terms in self._bounces.flagged(self._chosen)]
             self._taken.append(_Taken(part.at(good), _rows(given, good), out.solution[good].detach(), terms))
         if not halvings or not bool(failed.any()) or not self._has_parts():
             return out
@@ -320,8 +320,8 @@ class NearSteps(Backend):
 
     def _put(self, lead: torch.Size, terms: list[Tensor], fading: float) -> None:
         """Give all slots of the batch these terms (N, K, 3), in which those that bounce say so."""
-        for pair, own in zip(self.pairs, self._bounces.flagged(terms), strict=True):
-            put(pair, own.reshape(*lead, *own.shape[1:]), fading)
+        for pair, pair_terms in zip(self.pairs, self._bounces.flagged(terms), strict=True):
+            put(pair, pair_terms.reshape(*lead, *pair_terms.shape[1:]), fading)
 
     @torch.no_grad()
     def _narrow(self, given: StepInputs, start: StepOutput, chosen: list[Tensor], part: _Part) -> tuple[StepInputs, Tensor]:

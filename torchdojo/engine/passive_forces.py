@@ -158,8 +158,8 @@ class PassiveForces:
         if self.wind.shape[-1:] != (3,):
             raise ValueError(f"PassiveForces wind: got shape {tuple(self.wind.shape)}; allowed: (..., 3) [m/s]")
         self.gravity_compensation = dict(gravity_compensation or {})
-        for name, given in (("gravity_compensation", self.gravity_compensation), ("ellipsoids", ellipsoids)):
-            if given and parts is not None:
+        for name, entries in (("gravity_compensation", self.gravity_compensation), ("ellipsoids", ellipsoids)):
+            if entries and parts is not None:
                 raise ValueError(f"PassiveForces: got {name}= and parts=; give it to the parts")
         self.ellipsoids = (*ellipsoids, *(one for part in self.parts or () for one in part.ellipsoids))
         frames = [*(part.frame for part in self.parts or ()), *(one.frame for one in self.ellipsoids)]

@@ -140,8 +140,8 @@ class StagedCall(torch.autograd.Function):
             data, start = values[:3], values[3]
             leaves = [t if t is None or not need else t.detach().requires_grad_() for t, need in zip(data, needs[:3], strict=True)]
             with torch.enable_grad(), memory.results_in(call.copies.host):
-                given = StepInputs(cast(Tensor, leaves[0]), cast(Tensor, leaves[1]), leaves[2], start)
-                out = call.take(host, given)
+                inputs = StepInputs(cast(Tensor, leaves[0]), cast(Tensor, leaves[1]), leaves[2], start)
+                out = call.take(host, inputs)
             results.put_all(out, rows)
             ctx.parts.append((leaves, out[:2]))
         ctx.call, ctx.own = call, host_numbers

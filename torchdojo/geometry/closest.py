@@ -144,8 +144,8 @@ def _nearest(a: Placed, b: Placed, flat: tuple[bool, bool]) -> Witness:
     u = _directions(edges)
     within = edges.mT @ edges + torch.eye(3, dtype=u.dtype) - u.mT @ u
     move = torch.linalg.solve_ex(within, rest[..., None]).result  # least moves along the edges of both shapes
-    own = edges[:, :OF_A]
-    p = p - (own.mT @ (own @ move)).squeeze(-1)
+    edges_of_a = edges[:, :OF_A]
+    p = p - (edges_of_a.mT @ (edges_of_a @ move)).squeeze(-1)
     return Witness(gap, normal, p)
 
 
@@ -153,14 +153,14 @@ def _candidates(a: Placed, b: Placed, found: Simplex, flat: tuple[bool, bool]) -
     """The edges of the search; then caps of cylinders. The first `OF_A` edges of each are those of a."""
     most = found.weights.argmax(-1)
     carrying = (found.weights > 0)[..., None]
-    own, caps = [], []
+    edges, caps = [], []
     for side, number in ((a, found.i), (b, found.j)):
         corners = side.corners(number)
         kept = torch.where(carrying, corners - corners[torch.arange(len(most)), most][:, None], 0.0)
-        own.append(kept)
+        edges.append(kept)
         caps.append(side.world_axes().mT)
-    nothing = [torch.zeros_like(part) for part in (own[0], caps[0], own[1], caps[1])]
-    result = [_Candidate(torch.cat((own[0], nothing[1], own[1], nothing[3]), 1), found.normal)]
+    nothing = [torch.zeros_like(part) for part in (edges[0], caps[0], edges[1], caps[1])]
+    result = [_Candidate(torch.cat((edges[0], nothing[1], edges[1], nothing[3]), 1), found.normal)]
     for k in (0, 1):
         if flat[k]:
             x, y, _ = caps[k].unbind(1)

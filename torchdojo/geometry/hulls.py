@@ -62,13 +62,13 @@ class Hull(Shape):
         orientation: Vector = (1.0, 0.0, 0.0, 0.0),
     ) -> None:
         super().__init__(position=position, orientation=orientation)
-        given = torch.as_tensor(points, dtype=torch.float64)
-        if given.ndim != 2 or given.shape[-1] != 3 or not len(given) or not bool(torch.isfinite(given).all()):
-            raise ValueError(f"Hull points: got the shape {tuple(given.shape)}; allowed: (n, 3), n of at least 1, finite numbers")
+        cloud = torch.as_tensor(points, dtype=torch.float64)
+        if cloud.ndim != 2 or cloud.shape[-1] != 3 or not len(cloud) or not bool(torch.isfinite(cloud).all()):
+            raise ValueError(f"Hull points: got the shape {tuple(cloud.shape)}; allowed: (n, 3), n of at least 1, finite numbers")
         if isinstance(count, bool) or not isinstance(count, int) or count < 4:
             raise ValueError(f"Hull count: got {count!r}; allowed: an integer of at least 4, the largest number of contact points")
-        corners, triangles = convex_hull(given.detach().numpy())
-        self.vertices = given[torch.as_tensor(corners)]
+        corners, triangles = convex_hull(cloud.detach().numpy())
+        self.vertices = cloud[torch.as_tensor(corners)]
         self.faces = torch.as_tensor(triangles)
         chosen, self.gap = farthest_points(self.vertices.detach().numpy(), count)
         self.chosen = torch.as_tensor(chosen)

@@ -73,10 +73,10 @@ def _start(core: Polytope, x: Tensor, q: Tensor, ellipsoid: Solid) -> tuple[Tens
     inside = center
     n, apart, settled = torch.zeros_like(center), torch.zeros_like(center[..., 0], dtype=torch.bool), None
     for scale in SCALES:
-        found = distance(sharp, (x, q), Convex(center[..., None, :], scale * axes, x.new_zeros(())), None)
-        new = ~apart & (found.distance > TOUCHING)
-        n = torch.where(new[..., None], found.normal, n)
-        inside = torch.where(new[..., None], center + scale * end_and_slope(Q, found.normal)[0], inside)
+        witness = distance(sharp, (x, q), Convex(center[..., None, :], scale * axes, x.new_zeros(())), None)
+        new = ~apart & (witness.distance > TOUCHING)
+        n = torch.where(new[..., None], witness.normal, n)
+        inside = torch.where(new[..., None], center + scale * end_and_slope(Q, witness.normal)[0], inside)
         apart = apart | new
         settled = apart if settled is None else settled
         if bool(apart.all()):

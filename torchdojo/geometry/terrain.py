@@ -84,12 +84,12 @@ def make(terrain: str | Mapping[str, Any] | HeightField) -> HeightField:
     """
     if isinstance(terrain, HeightField):
         return terrain
-    given = {"kind": terrain} if isinstance(terrain, str) else dict(terrain)
-    kind = given.pop("kind", None)
+    arguments = {"kind": terrain} if isinstance(terrain, str) else dict(terrain)
+    kind = arguments.pop("kind", None)
     if kind not in KINDS:
         raise ValueError(f"terrain: got kind={kind!r}; allowed: {sorted(KINDS)}")
     try:
-        return KINDS[kind](**given)
+        return KINDS[kind](**arguments)
     except TypeError as error:
         raise ValueError(f"terrain: {error}; {kind} has the arguments {inspect.signature(KINDS[kind])}") from None
 

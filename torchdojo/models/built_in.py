@@ -63,8 +63,8 @@ def add_motors(mech: Mechanism, labels: Mapping[str, Sequence[str]] | None = Non
         if limit is None or name not in mech.input_layout:
             continue
         limits = torch.as_tensor(limit, dtype=torch.float64).reshape(-1)
-        given = (labels or {}).get(name) or ([name] if len(limits) == 1 else [f"{name}_{i}" for i in range(len(limits))])
-        for i, label in enumerate(given):
+        motor_names = (labels or {}).get(name) or ([name] if len(limits) == 1 else [f"{name}_{i}" for i in range(len(limits))])
+        for i, label in enumerate(motor_names):
             motors[label] = Actuator.motor(name, gear=float(limits[i]), ctrlrange=(-1.0, 1.0), coordinate=i)
     actuate(mech, motors).replaceable = True
     return mech

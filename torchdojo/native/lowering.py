@@ -217,8 +217,10 @@ class _Lowering:
         contacts, pairs, couples = self._contact_rows()
         couplings, coupling_ends = self._coupling_rows()
         tendons = tendon_tables(self.tendons, self.number, self.world, self._body_block)
-        chosen = [(node, own) for node, own in zip(self.coupling_nodes, self.couplings, strict=True) if self._couples_strings(*own)]
-        string_tables(tendons, [own for _, own in chosen], self._block, [node for node, _ in chosen])
+        chosen = [
+            (node, coupling) for node, coupling in zip(self.coupling_nodes, self.couplings, strict=True) if self._couples_strings(*coupling)
+        ]
+        string_tables(tendons, [coupling for _, coupling in chosen], self._block, [node for node, _ in chosen])
         slowing = [NONE if element is None else self.number[id(element.joint)] for element in slowed_by(system)]
         # Bodies stand before the other nodes, so the shorter `slowing` ends the loop behind the last body.
         offsets = zip(schedule.diagonal_offset, schedule.rhs_offset, slowing, strict=False)

@@ -46,7 +46,7 @@ def covers(parameters: Parameters, state: Tensor) -> bool:
 
 def has_dimensions(lead: torch.Size, batch: torch.Size) -> bool:
     """Whether dimensions `lead` keep their shape when they broadcast with `batch`; False where they do not broadcast."""
-    return len(batch) <= len(lead) and all(size in (1, own) for own, size in zip(reversed(lead), reversed(batch), strict=False))
+    return len(batch) <= len(lead) and all(size in (1, lead_size) for lead_size, size in zip(reversed(lead), reversed(batch), strict=False))
 
 
 def state_map(program: Program, parameters: Parameters, which: StateMap, reference: Function, state: Tensor) -> Tensor:

@@ -113,15 +113,15 @@ class Step(torch.autograd.Function):
         u: Tensor,
         wrench: Tensor | None,
     ) -> tuple[Tensor, ...]:
-        given = StepInputs(z, u, wrench, warm)
-        held, new, steps = Held(program, request, parameters, given), memory.allocator(z), request.repeat
+        inputs = StepInputs(z, u, wrench, warm)
+        held, new, steps = Held(program, request, parameters, inputs), memory.allocator(z), request.repeat
         batch, lead = held.batch, (*held.batch, steps)
         states, impulses, w = new((*lead, z.shape[-1])), new((*batch, program.num_impulses)), new((*lead, program.num_unknowns))
         counts = [new(lead, dtype=torch.int64) for _ in range(3)]
         held.into(states, impulses, w, counts, steps)
         held.call(held.kernel.td_rollout)
         status, iterations, substeps = (count.squeeze(-1) for count in counts) if steps == 1 else totals(*counts)
-        _check(program, request, parameters, given, status)
+        _check(program, request, parameters, inputs, status)
         ctx.held = program, request, parameters
         ctx.save_for_backward(z, u, wrench, states, w, counts[0], counts[2])
         ctx.set_materialize_grads(False)

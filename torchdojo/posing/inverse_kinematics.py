@@ -121,10 +121,10 @@ def inverse_kinematics(
             raise ValueError(f"inverse_kinematics: got {name}={value!r}; allowed: {'numbers above 0' if least == 0.0 else '1 or more'}")
     n = mech.num_coordinates
     bounds = _bounds(mech, tree)
-    given = q is not None
+    has_start = q is not None
     if q is None:
         q = torch.maximum(torch.minimum(mech.gravity.new_zeros(n, dtype=torch.float64), bounds[1]), bounds[0])
-    dtype = q.dtype if given else mech.state_dtype
+    dtype = q.dtype if has_start else mech.state_dtype
     q = q.double() if dtype == torch.float32 else q
     mech.check_tensor("q", q, n)
     numbers = geometry(tree, mech.named_joints(), mech.gravity)
@@ -143,7 +143,7 @@ def inverse_kinematics(
     )
     q = spread(q)
     with torch.no_grad():
-        q, count = _search(problem, q, given, free, search)
+        q, count = _search(problem, q, has_start, free, search)
     q = _with_gradient(problem, q, free)
     with torch.no_grad():
         _, position, angle, _ = _rows(problem, q)
@@ -163,10 +163,10 @@ def _read(mech: Structure, tree: Tree, target: PoseTarget) -> _Target:
         raise ValueError(f"inverse_kinematics: {target.body!r} got the weight {target.weight!r}; allowed: finite numbers above 0")
     values: dict[str, Tensor | None] = {"position": None, "orientation": None, "point": None}
     for name, size in (("position", 3), ("orientation", 4), ("point", 3)):
-        given = getattr(target, name)
-        if given is None and name != "point":
+        entry = getattr(target, name)
+        if entry is None and name != "point":
             continue
-        value = as_tensor((0.0, 0.0, 0.0) if given is None else given, f"{target.body}.{name}").to(mech.gravity.device, torch.float64)
+        value = as_tensor((0.0, 0.0, 0.0) if entry is None else entry, f"{target.body}.{name}").to(mech.gravity.device, torch.float64)
         if value.shape[-1:] != (size,) or (name == "point" and value.ndim != 1):
             allowed = f"({size},)" if name == "point" else f"(..., {size})"
             raise ValueError(f"inverse_kinematics: {target.body}.{name}: got shape {tuple(value.shape)}; allowed: {allowed}")

@@ -53,7 +53,7 @@ def initial_state(
     free = {names[e.child]: e for e in order if e.joint.num_coordinates == 6 and e.parent == -1 and e.name in mech.joints}
     q = mech.gravity.new_zeros(*batch, mech.num_coordinates, dtype=torch.float64)
     qd = torch.zeros_like(q)
-    given = torch.zeros(2, mech.num_coordinates, dtype=torch.bool, device=q.device)
+    given_mask = torch.zeros(2, mech.num_coordinates, dtype=torch.bool, device=q.device)
     for name, value in values.items():
         if name in mech.joints and name not in by_name:
             raise ValueError(
@@ -71,7 +71,7 @@ def initial_state(
             q = _put(q, piece, value.get("q", 0.0), f"{name}.q")
             qd = _put(qd, piece, value.get("qd", 0.0), f"{name}.qd")
             if name in mech.joints:  # poses of joints without coordinates only start the search
-                given[0, piece], given[1, piece] = "q" in held.get(name, {}), "qd" in held.get(name, {})
+                given_mask[0, piece], given_mask[1, piece] = "q" in held.get(name, {}), "qd" in held.get(name, {})
     placed = {name: value for name, value in values.items() if name not in by_name}
     if any(_carries(mech, name) for name in placed):
         # Bodies that hang on a placed one come along: its pose and velocity become coordinates of its joint.
@@ -81,10 +81,10 @@ def initial_state(
             piece = free[name].coordinates
             q, qd = (_put(old, piece, new[..., piece], name) for old, new in zip((q, qd), at_z, strict=True))
             kept = held.get(name, {}).keys()
-            given[0, piece] |= bool(kept & {"position", "orientation"})
-            given[1, piece] |= bool(kept & {"velocity", "angular_velocity"})
+            given_mask[0, piece] |= bool(kept & {"position", "orientation"})
+            given_mask[1, piece] |= bool(kept & {"velocity", "angular_velocity"})
     if mech.has_loops:
-        z = _closed(mech, order, q, qd, given, "at these joint coordinates")
+        z = _closed(mech, order, q, qd, given_mask, "at these joint coordinates")
     else:
         z = minimal.to_maximal(order, mech.num_bodies, q, qd, mech.timestep)
     return signs.carry_signs(order, z, _place(z, free, placed))
@@ -121,12 +121,12 @@ def close_loops(mech: Structure, z: Tensor, hold: Sequence[str]) -> Tensor:
     mech.check_state(z)
     order = mech.tree_order()
     by_name = {entry.name: entry.coordinates for entry in order}
-    given = torch.zeros(2, mech.num_coordinates, dtype=torch.bool, device=z.device)
+    held_mask = torch.zeros(2, mech.num_coordinates, dtype=torch.bool, device=z.device)
     for name in [hold] if isinstance(hold, str) else hold:
         if name not in by_name:
             raise ValueError(f"close_loops: hold names {name!r}; allowed: {mech.tree_joints}")
-        given[:, by_name[name]] = True
-    return _closed(mech, order, *minimal.to_minimal(order, mech.num_bodies, z, mech.timestep), given, "next to this state")
+        held_mask[:, by_name[name]] = True
+    return _closed(mech, order, *minimal.to_minimal(order, mech.num_bodies, z, mech.timestep), held_mask, "next to this state")
 
 
 @torch.no_grad()

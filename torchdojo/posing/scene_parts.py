@@ -84,14 +84,14 @@ def spread_values(parts: Sequence[str], taken: Iterable[str], values: Mapping[st
     names = set(taken)
     for name, value in values.items():
         if name not in parts or name in names:
-            given = {name: value}
+            entries = {name: value}
         elif isinstance(value, Mapping):
             poses += [f"{name}/{inner}" for key, inner in value.items() if key == "pose"]
-            given = {f"{name}/{key}": inner for key, inner in value.items() if key != "pose"}
+            entries = {f"{name}/{key}": inner for key, inner in value.items() if key != "pose"}
         else:
             raise TypeError(f"initial_state: part {name!r} got {value!r}; allowed: a dictionary of its joints and bodies, and 'pose'")
-        twice = [key for key in given if key in result]
+        twice = [key for key in entries if key in result]
         if twice:
             raise ValueError(f"initial_state: {twice[0]!r} is given twice, by its name and with its part")
-        result |= given
+        result |= entries
     return result, poses

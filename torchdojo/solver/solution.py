@@ -59,7 +59,7 @@ def rounding_factors(problem: StepProblem, residual_tol: float) -> Tensor | None
     nb = problem.system.num_bodies
     scale = problem.z.new_zeros(len(problem.z), nb + 1, 2)
     large = torch.zeros_like(scale[:, 0, 0], dtype=torch.bool)
-    own = problem.z.new_zeros(len(problem.z), problem.system.num_unknowns)  # of tendons: the kernel has them in the rows of bodies
+    row_sizes = problem.z.new_zeros(len(problem.z), problem.system.num_unknowns)  # of tendons: the kernel has them in the rows of bodies
     x = problem.pose.x
     for group, joint in zip(problem.system.groups, problem.elements, strict=True):
         if isinstance(joint, Tendon):
@@ -69,7 +69,7 @@ def rounding_factors(problem: StepProblem, residual_tol: float) -> Tensor | None
                 large = large | steep
                 poses = [Pose(x[:, body], problem.pose.q[:, body]) for body in group.body_index.unbind(-1)]
                 size = joint.path(*poses).length.detach().abs() + sum(pose.x.abs().sum(-1) for pose in poses)
-                own[:, group.impulse_index[:, 0]] = steepness * size
+                row_sizes[:, group.impulse_index[:, 0]] = steepness * size
             continue
         if not isinstance(joint, StandardJoint) or not joint.num_coordinates:
             continue
@@ -86,5 +86,5 @@ def rounding_factors(problem: StepProblem, residual_tol: float) -> Tensor | None
             scale = scale.index_add(1, body, torch.stack((force, lever * force + about), dim=-1).expand(len(scale), -1, -1))
     if not bool(large.any()):
         return None
-    own[:, : 6 * nb] = scale[:, :nb].repeat_interleave(3, dim=-1).flatten(1)
-    return torch.where(large[:, None], residual_tol / (unit * own).clamp_min(residual_tol), 1.0)
+    row_sizes[:, : 6 * nb] = scale[:, :nb].repeat_interleave(3, dim=-1).flatten(1)
+    return torch.where(large[:, None], residual_tol / (unit * row_sizes).clamp_min(residual_tol), 1.0)

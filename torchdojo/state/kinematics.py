@@ -90,7 +90,7 @@ def tree_of(order: Sequence[JointOrder], joints: Mapping[str, Joint]) -> Tree:
     n, size = sum(entry.joint.num_coordinates for entry in rows), len(rows)
     carriers, slots = torch.zeros(n, dtype=torch.long), torch.zeros(n, dtype=torch.long)
     places = torch.full((2, size, 3), n)
-    moves, own = torch.zeros(size, n, dtype=torch.float64), torch.zeros(size, n, dtype=torch.float64)
+    moves, own_coordinates = torch.zeros(size, n, dtype=torch.float64), torch.zeros(size, n, dtype=torch.float64)
     above = torch.zeros(size, size, dtype=torch.float64)
     free = torch.tensor([_free(entry.joint) for entry in rows]).mT[..., None, None]
     for e, entry in enumerate(rows):
@@ -99,10 +99,10 @@ def tree_of(order: Sequence[JointOrder], joints: Mapping[str, Joint]) -> Tree:
         for k in range(count):
             kind, row = (0, k) if k < translations else (1, k - translations)
             carriers[start + k], slots[start + k], places[kind, e, row] = e, 3 * kind + row, start + k
-        own[e, entry.coordinates], above[e, e] = 1.0, 1.0
+        own_coordinates[e, entry.coordinates], above[e, e] = 1.0, 1.0
         if entry.parent >= 0:
             above[e] += above[place[entry.parent]]
-        moves[e] = own[e] if entry.parent < 0 else own[e] + moves[place[entry.parent]]
+        moves[e] = own_coordinates[e] if entry.parent < 0 else own_coordinates[e] + moves[place[entry.parent]]
     levels, first = list[tuple[slice, Tensor | None]](), 0
     while first < size:
         last, before = first, levels[-1][0].start if levels else 0
@@ -125,9 +125,9 @@ def tree_of(order: Sequence[JointOrder], joints: Mapping[str, Joint]) -> Tree:
         free,
         torch.tensor([place.get(entry.parent, size) for entry in rows]),
         moves,
-        own,
+        own_coordinates,
         above,
-        (moves - own)[carriers].mT + own[carriers].triu(1) + 0.5 * torch.eye(n, dtype=torch.float64),
+        (moves - own_coordinates)[carriers].mT + own_coordinates[carriers].triu(1) + 0.5 * torch.eye(n, dtype=torch.float64),
         bool((free[0] > 0).any()),
         bool((free[1] == 2).any()),
     )

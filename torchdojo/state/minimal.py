@@ -117,15 +117,15 @@ def to_maximal(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd: Tens
     _check_batch(order, q.shape[:-1], timestep.shape)
     h = timestep[..., None]
     origin = Pose(q.new_zeros(3), quat.identity(q.dtype, q.device))
-    now: dict[int, Pose] = {-1: origin}
-    before: dict[int, Pose] = {-1: origin}
+    present_poses: dict[int, Pose] = {-1: origin}
+    earlier_poses: dict[int, Pose] = {-1: origin}
     for entry in order:
-        parents = now[entry.parent], before[entry.parent]
+        parents = present_poses[entry.parent], earlier_poses[entry.parent]
         coordinates, rates = q[..., entry.coordinates], qd[..., entry.coordinates]
-        now[entry.child], before[entry.child] = entry.joint.place_child(parents, coordinates, h * rates)
+        present_poses[entry.child], earlier_poses[entry.child] = entry.joint.place_child(parents, coordinates, h * rates)
     poses, twists = [], []
     for i in range(num_bodies):
-        a, b = before[i], now[i]
+        a, b = earlier_poses[i], present_poses[i]
         step = quat.multiply(quat.conjugate(a.q), b.q)
         step = torch.where(step[..., :1] < 0, -step, step)
         poses.append(b)

@@ -254,12 +254,12 @@ def maximal_jacobian(order: Sequence[JointOrder], num_bodies: int, q: Tensor, qd
         (before, earlier, (earlier_by_q, earlier_by_qd)),
     ):
         carry = -place.motion @ place.by_parent
-        own = [place.motion @ part for part in parts]
+        blocks = [place.motion @ part for part in parts]
         for e, entry in enumerate(order):
             value, free = whole[..., entry.child, :, :], _free(entry)
             if entry.parent >= 0:
                 value.copy_(carry[..., e, :, :] @ whole[..., entry.parent, :, :])
-            for k, part in enumerate(own):
+            for k, part in enumerate(blocks):
                 value[..., k * count + entry.coordinates.start : k * count + entry.coordinates.stop] += part[..., e, :, :][..., free]
     result = q.new_zeros(*batch, num_bodies, 4, 3, 2 * count)
     # v = (x − x⁻)/h, and the rotation of the step, q⁻⁻¹ q, has the tangent dφ − Rᵀ dφ⁻ = M dω.

@@ -71,10 +71,10 @@ def warn_of_signs(joints: Mapping[str, Joint], poses: Callable[[Joint], list[Pos
         other = angle - torch.where(angle > 0, TURN, -TURN)
         wrong = (_excess(joint, angle, None) > 1.0) & (_excess(joint, other, None) < 0.1)
         if bool(wrong.any()):
-            here, there = (float(value[wrong].reshape(-1)[0]) for value in torch.broadcast_tensors(angle, other))
+            reading, other_angle = (float(value[wrong].reshape(-1)[0]) for value in torch.broadcast_tensors(angle, other))
             warn_user(
-                f"joint {name!r} starts at {here:.3g} rad, outside its limits, because of the signs of quaternions in z: the same "
-                f"orientations can be {there:.3g} rad. mech.unwind(z) chooses the signs so"
+                f"joint {name!r} starts at {reading:.3g} rad, outside its limits, because of the signs of quaternions in z: the same "
+                f"orientations can be {other_angle:.3g} rad. mech.unwind(z) chooses the signs so"
             )
             return
 
@@ -96,10 +96,10 @@ def warn_of_turns(joints: Mapping[str, Joint], tree: Sequence[str], poses: Calla
         other = angle - torch.where(angle > 0, TURN, -TURN)
         wrong = _excess(joint, angle, None) > _excess(joint, other, None) + LEAST
         if bool(wrong.any()):
-            here, there = (float(value[wrong].reshape(-1)[0]) for value in torch.broadcast_tensors(angle, other))
+            reading, other_angle = (float(value[wrong].reshape(-1)[0]) for value in torch.broadcast_tensors(angle, other))
             warn_user(
-                f"joint {name!r} closes a loop in which the angles add up to a turn: it reads {here:.3g} rad, and its limits and spring "
-                f"act on that. To read {there:.3g} rad, negate its orientation_offset: -q is the same orientation"
+                f"joint {name!r} closes a loop in which the angles add up to a turn: it reads {reading:.3g} rad, and its limits and spring "
+                f"act on that. To read {other_angle:.3g} rad, negate its orientation_offset: -q is the same orientation"
             )
 
 

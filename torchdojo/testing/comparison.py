@@ -51,8 +51,8 @@ class Comparison:
         self.mechanism = mechanism
         sizes = (TANGENT_SIZE * mechanism.num_bodies, mechanism.num_inputs, TWIST_SIZE * mechanism.num_bodies)
         self.sizes = dict(zip(DATA, sizes, strict=True))
-        given = zip((u, wrench), sizes[1:], strict=True)
-        self.data = (z.detach(), *(z.new_zeros(size) if value is None else value.detach() for value, size in given))
+        sized_inputs = zip((u, wrench), sizes[1:], strict=True)
+        self.data = (z.detach(), *(z.new_zeros(size) if value is None else value.detach() for value, size in sized_inputs))
         self.generator = torch.Generator().manual_seed(seed)
         z, u, wrench = self.data
         with torch.no_grad():

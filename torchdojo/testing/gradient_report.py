@@ -141,10 +141,10 @@ def _rows(
     compared: Comparison, loss: Callable[[StepOutput], Tensor] | None, groups: dict[str, list[str]], directions: int | None
 ) -> list[InputRow]:
     weights = compared.random(compared.sizes["z"])
-    given = loss or (lambda out: compared.tangent(out) @ weights)
+    loss_function = loss or (lambda out: compared.tangent(out) @ weights)
 
     def losses(out: StepOutput) -> dict[str, Tensor]:
-        value = given(out)
+        value = loss_function(out)
         if value.shape != out.status.shape:
             raise ValueError(
                 f"gradient_report: the loss of outputs with batch dimensions {tuple(out.status.shape)} has shape {tuple(value.shape)}; "
