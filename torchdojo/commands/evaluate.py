@@ -78,17 +78,17 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         CommandError: unknown names, a folder that cannot be written, bad descriptions of runs.
     """
     chosen, output = _choose(options.topic, [name for text in options.only for name in _names(text)]), options.output
-    given: dict[str, Any] = {}
+    topic_options: dict[str, Any] = {}
     for topic, names in OWN.items():
         some = {name: value for name in names if (value := getattr(options, name)) is not None}
         if some and topic != options.topic:
             flags = ", ".join(f"--{name.replace('_', '-')}" for name in some)
             raise CommandError(f"{flags}: of the topic {topic} alone; leave it out")
-        given |= some
+        topic_options |= some
     with user_input():
         if options.models is not None and not options.models.is_dir():
             raise CommandError(f"--models: no folder {str(options.models)!r}")
-        setting = replace(Setting.find(quick=options.quick, models=options.models), output=output, **given)
+        setting = replace(Setting.find(quick=options.quick, models=options.models), output=output, **topic_options)
         if options.topic == "learning":
             check(setting, [experiment.name for experiment in chosen])
         if options.topic == "corpus" and (setting.packages is None or not setting.packages.is_dir()):

@@ -86,8 +86,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     names = ("episodes", "steps", "goal", "seed", "report", "transfer", "file", "video", "output")
-    given = {name: getattr(options, name) for name in names}
-    return play(options.folder, page=Page.of(options), tried=options.variants, conditions=_conditions(options), **given)
+    arguments = {name: getattr(options, name) for name in names}
+    return play(options.folder, page=Page.of(options), tried=options.variants, conditions=_conditions(options), **arguments)
 
 
 def _conditions(options: argparse.Namespace) -> Conditions:

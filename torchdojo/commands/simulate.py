@@ -142,9 +142,9 @@ def build(options: argparse.Namespace) -> tuple[Mechanism, Tensor]:
     Raises:
         CommandError: what the user gave does not make a mechanism.
     """
-    given = {} if options.friction is None else {"friction": options.friction}
+    keywords = {} if options.friction is None else {"friction": options.friction}
     make = _built_in if options.source in models.names() else _robot
-    mech, z = make(options, given)
+    mech, z = make(options, keywords)
     mech.options = SolverOptions(kappa=options.kappa, depenetration_speed=options.depenetration_speed)
     return mech, z
 
@@ -184,9 +184,13 @@ def _world_options(options: argparse.Namespace) -> dict[str, Any]:
 
 def _mesh_options(options: argparse.Namespace) -> dict[str, Any]:
     """Keywords of `td.load` that the user gave."""
-    given: dict[str, Any] = {"mesh_path": options.mesh_path, "mesh_points": options.mesh_points, "repair_inertia": options.repair_inertia}
+    keywords: dict[str, Any] = {
+        "mesh_path": options.mesh_path,
+        "mesh_points": options.mesh_points,
+        "repair_inertia": options.repair_inertia,
+    }
     mesh = {} if options.mesh is None else {"mesh": None if options.mesh == "none" else options.mesh}
-    return {**{key: value for key, value in given.items() if value}, **mesh}
+    return {**{key: value for key, value in keywords.items() if value}, **mesh}
 
 
 def _contacts(texts: Sequence[str]) -> dict[str, dict[str, Any]]:

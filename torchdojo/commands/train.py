@@ -85,8 +85,8 @@ def train(
         if config is None and env is None:
             this = load_run(output)
         else:
-            given: Any = config if env is None else recipe(env, algorithm or "shac", robot)
-            this = Run(output, read_config(given, changes))
+            description: Any = config if env is None else recipe(env, algorithm or "shac", robot)
+            this = Run(output, read_config(description, changes))
         _describe(this)
         this.process_options(processes)  # refused before the run has a folder
         this.begin(resume)

@@ -141,8 +141,8 @@ def _states(path: Path, source: str) -> list[Playback]:
         raise ValueError(f"{path} is not an .npz file of plain arrays, or is damaged: {error}") from error
     if "z" not in numbers:
         raise ValueError(f"{path} has no states z; --mechanism is for files that have them")
-    given = {"timestep": float(numbers["timestep"])} if "timestep" in numbers else {}
-    mech: Mechanism = models.make(source, **given) if source in models.names() else load(source, mesh="skip", **given)
+    options = {"timestep": float(numbers["timestep"])} if "timestep" in numbers else {}
+    mech: Mechanism = models.make(source, **options) if source in models.names() else load(source, mesh="skip", **options)
     bodies = [str(name) for name in numbers.get("body_names", ())]
     if bodies and bodies != list(mech.bodies):
         raise ValueError(f"{path} is of another mechanism: its bodies are {bodies}, and {source} has {list(mech.bodies)}")

@@ -158,9 +158,9 @@ class _Runner:
             if other and ended.any():
                 env.action_space.seed(self.seed + 1 + t)
                 action = _mixed(env.action_space, action, env.action_space.sample(), ended)
-            given = copy.deepcopy(action)
+            original = copy.deepcopy(action)
             answer = env.step(action)
-            _require(_same(action, given, 0.0), f"step {t}", "another action than it was given", "an action that stays as it is")
+            _require(_same(action, original, 0.0), f"step {t}", "another action than it was given", "an action that stays as it is")
             for array in _arrays(action) if overwrite else ():
                 array[...] = 0
             good = isinstance(answer, tuple) and len(answer) == 5

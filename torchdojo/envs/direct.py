@@ -100,10 +100,10 @@ class Direct:
             checked: Tensors = self._checked(*arguments)
             return checked
         run, held, places, order = self._plan
-        given = held.copy()
+        inputs = held.copy()
         for place, number in places:
-            given[place] = arguments[number]
-        results = run(given)
+            inputs[place] = arguments[number]
+        results = run(inputs)
         return [results[k] if k >= 0 else arguments[~k] for k in order]  # type: ignore[misc]  # None is no result
 
 
@@ -170,8 +170,8 @@ class Kept:
         returned = {result.untyped_storage().data_ptr() for result in results}
         kept = list[Tensor | None]()
         for tensor, base in self._tensors:
-            own = (base == -2 or (base == -1 or (base >= 0 and kept[base] is not None))) and base != -3
-            kept.append(tensor if own and tensor.untyped_storage().data_ptr() not in returned else None)
+            owned = (base == -2 or (base == -1 or (base >= 0 and kept[base] is not None))) and base != -3
+            kept.append(tensor if owned and tensor.untyped_storage().data_ptr() not in returned else None)
         following = self._next = _Cycle(kept)
         empty, view = self._empty, self._view
 
@@ -206,12 +206,12 @@ def plan(run: Callable[[list[Any]], Tensors], given: list[Any], raw: Tensors, ar
     Code with other results writes to something.
     """
     numbers = {id(tensor): number for number, tensor in enumerate(arguments) if tensor is not None}
-    found = {id(tensor): number for number, tensor in enumerate(raw)}
-    found = {**{key: ~number for key, number in numbers.items()}, **found}
+    origins = {id(tensor): number for number, tensor in enumerate(raw)}
+    origins = {**{key: ~number for key, number in numbers.items()}, **origins}
     tensors = sum(tensor is not None for tensor in arguments)
-    if len(numbers) < tensors or not all(isinstance(tensor, Tensor) for tensor in given) or any(id(t) not in found for t in results):
+    if len(numbers) < tensors or not all(isinstance(tensor, Tensor) for tensor in given) or any(id(t) not in origins for t in results):
         return None
-    order = [found[id(tensor)] for tensor in results]
+    order = [origins[id(tensor)] for tensor in results]
     if len(set(order) - {k for k in order if k < 0}) < len(raw):
         return None
     places = [(place, numbers[id(tensor)]) for place, tensor in enumerate(given) if id(tensor) in numbers]

@@ -107,9 +107,9 @@ class Driving:
         Raises:
             ValueError: another shape, numbers that are not finite.
         """
-        shape, given = (len(start.z), self.drives.num_activations), isinstance(activation, Tensor)
-        if not given or tuple(activation.shape) != shape or not bool(torch.isfinite(activation).all()):
-            got = f"{activation.dtype} {tuple(activation.shape)}" if given else type(activation).__name__
+        shape, is_tensor = (len(start.z), self.drives.num_activations), isinstance(activation, Tensor)
+        if not is_tensor or tuple(activation.shape) != shape or not bool(torch.isfinite(activation).all()):
+            got = f"{activation.dtype} {tuple(activation.shape)}" if is_tensor else type(activation).__name__
             raise ValueError(f"activations of {label}: got {got}; allowed: finite numbers, {shape}, of {list(self.drives.carried)}")
         return start._replace(activation=activation.detach().double())
 

@@ -262,8 +262,8 @@ def _build(robot: Robot, num_envs: int, episode_length: int, options: dict[str, 
                 raise TypeError(f"{robot}: got an unexpected keyword argument {name!r}; allowed: {', '.join(allowed)}; {remedy}")
     dtype = options.get("dtype", torch.float32)
     dtype = {"float32": torch.float32, "float64": torch.float64}.get(dtype, dtype) if isinstance(dtype, str) else dtype
-    given = {**options, "dtype": dtype, "num_envs": num_envs, "episode_length": episode_length, "autoreset": "disabled"}
-    return make(robot, **given) if isinstance(robot, str) else robot(**given)
+    env_options = {**options, "dtype": dtype, "num_envs": num_envs, "episode_length": episode_length, "autoreset": "disabled"}
+    return make(robot, **env_options) if isinstance(robot, str) else robot(**env_options)
 
 
 def _spaces(env: Env) -> tuple[spaces.Box, spaces.Box]:
@@ -279,9 +279,9 @@ def _numpy(value: torch.Tensor) -> NDArray[Any]:
 
 def _restart(env: Env, generators: Sequence[np.random.Generator | None], seeds: Sequence[int | None], mask: NDArray[np.bool_]) -> None:
     """Begin episodes in the environments of a mask, at starts that their own generators draw."""
-    given = [seed for seed, chosen in zip(seeds, mask, strict=False) if seed is not None and chosen]
-    if given:  # what `redraw=True` draws follows the seed, too
-        env.generator.manual_seed(given[0] % 2**63)
+    chosen_seeds = [seed for seed, chosen in zip(seeds, mask, strict=False) if seed is not None and chosen]
+    if chosen_seeds:  # what `redraw=True` draws follows the seed, too
+        env.generator.manual_seed(chosen_seeds[0] % 2**63)
     index = np.zeros(env.num_envs, dtype=np.int64)
     for i in np.flatnonzero(mask).tolist():
         generator = generators[i]

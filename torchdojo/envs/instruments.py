@@ -106,10 +106,12 @@ def by_sensor(noise: SensorNoise, instruments: Instruments | None, num_obs: int)
     """
     spreads: dict[str, Any] = {}
     for field in ("noise", "bias"):
-        given, label = getattr(noise, field), f"sensor_noise, {field}"
-        if not isinstance(given, (Mapping, str)):
+        deviations, label = getattr(noise, field), f"sensor_noise, {field}"
+        if not isinstance(deviations, (Mapping, str)):
             continue
         if instruments is None:
-            raise ValueError(f"{label}: got {given!r} for an environment without sensors; allowed: numbers; give sensors=(NAME, ...), too")
-        spreads[field] = instruments.deviations(label, given, num_obs)
+            raise ValueError(
+                f"{label}: got {deviations!r} for an environment without sensors; allowed: numbers; give sensors=(NAME, ...), too"
+            )
+        spreads[field] = instruments.deviations(label, deviations, num_obs)
     return dataclasses.replace(noise, **spreads)

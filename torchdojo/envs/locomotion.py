@@ -167,7 +167,7 @@ class Locomotion(Env):
         """Numbers of the anatomy as tensors."""
         anatomy, contacts, bodies = self.anatomy, mech.named_contacts(), list(mech.bodies)
         points = [[_field(contacts[name], "point") for name in leg.contacts] for leg in anatomy.legs]
-        self.feet = torch.stack([torch.stack(own).mean(0) for own in points])  # in the frames of their bodies
+        self.feet = torch.stack([torch.stack(leg_points).mean(0) for leg_points in points])  # in the frames of their bodies
         self.radii = torch.stack([torch.stack([_field(contacts[name], "radius") for name in leg.contacts]).mean() for leg in anatomy.legs])
         self.soles = torch.tensor([bodies.index(leg.body) for leg in anatomy.legs])
         self.hips = torch.tensor([leg.hip for leg in anatomy.legs], dtype=torch.float64)

@@ -107,9 +107,9 @@ class Segment:
             raise TypeError("Segment: got an OnDevice; allowed: its env, with a policy on the host; or call step for a policy on a GPU")
         if parameters is None and not isinstance(policy, nn.Module):
             raise ValueError(f"Segment: got a {type(policy).__name__} as policy and no parameters; give parameters=, or a torch.nn.Module")
-        given = policy.parameters() if parameters is None and isinstance(policy, nn.Module) else parameters or ()
+        candidates = policy.parameters() if parameters is None and isinstance(policy, nn.Module) else parameters or ()
         self.env, self.policy, self.horizon = env, policy, counted("horizon", horizon)
-        self.parameters = [tensor for tensor in given if tensor.requires_grad]
+        self.parameters = [tensor for tensor in candidates if tensor.requires_grad]
         self.compiled, fixed = bool(compiled), fixed and (not env.redraw or env.randomization.in_place)
         self.carried = [name for name in CARRIED if getattr(env.state, name).shape[-1]]
         # The sum of rewards comes from all rewards at the end.
@@ -166,14 +166,14 @@ class Segment:
 
     def act(self, obs: Tensor, noise: Tensor | None) -> Tensor:
         """The policy's action as the environment takes it."""
-        given = self.policy(obs) if noise is None else self.policy(obs, noise)
-        return (given[0] if isinstance(given, tuple) else given).to(torch.float64)
+        output = self.policy(obs) if noise is None else self.policy(obs, noise)
+        return (output[0] if isinstance(output, tuple) else output).to(torch.float64)
 
     def _again(self, obs: Tensor, noise: Tensor | None) -> tuple[Tensor, tuple[Tensor, ...]]:
         """Actions (H · B, nu) at observations (H, B, num_obs) of a segment, and what else the policy returns, (H, B, ...)."""
         seen = obs.detach().flatten(0, 1)
-        given = self.policy(seen) if noise is None else self.policy(seen, noise.flatten(0, 1))
-        action, others = (given[0], given[1:]) if isinstance(given, tuple) else (given, ())
+        output = self.policy(seen) if noise is None else self.policy(seen, noise.flatten(0, 1))
+        action, others = (output[0], output[1:]) if isinstance(output, tuple) else (output, ())
         return action.to(torch.float64), tuple(other.unflatten(0, obs.shape[:2]) for other in others)
 
     def _functions(self) -> tuple[Callable[..., tuple[Tensor, ...]], Callable[..., tuple[Tensor, ...]]]:
@@ -206,9 +206,9 @@ class Segment:
             (by_final, by_obs, by_taken, *carried), (by_z, by_action) = given[:-2], given[-2:]
 
             def outputs(*inputs: Tensor) -> tuple[Tensor, ...]:
-                taken, *own, z, along, impulses = inputs
-                before = EnvState(*data[:STATE])._replace(**dict(zip(names, own, strict=True)))
-                *results, obs, acted = arrive(*before, taken, data[STATE + 1], z, along, impulses, *data[STATE + 5 :])
+                taken_action, *fields, z, along, impulses = inputs
+                before = EnvState(*data[:STATE])._replace(**dict(zip(names, fields, strict=True)))
+                *results, obs, acted = arrive(*before, taken_action, data[STATE + 1], z, along, impulses, *data[STATE + 5 :])
                 new = dict(zip((*self.kept, *ENDS), results, strict=True))
                 return (new["final_obs"], obs, acted, *[new[name] for name in names])
 
@@ -347,14 +347,16 @@ class Record:
         state, action = EnvState(*self.arguments[-1][:STATE]), self.arguments[-1][STATE]
         # All arguments are tensors of their own: Dynamo would take those that are one tensor for one.
         like = action, *[getattr(state, name) for name in self.segment.carried]
-        own, kernel = [torch.zeros_like(tensor) for tensor in like], (torch.zeros_like(state.z), torch.zeros_like(action))
+        grad_carried, kernel = [torch.zeros_like(tensor) for tensor in like], (torch.zeros_like(state.z), torch.zeros_like(action))
         final, next_obs = grad_final.unbind(), [*grad_obs[1:], torch.zeros_like(grad_obs[0])]
         wanted = self.segment.env.observe_impulses or self.segment.env.instruments is not None
         by_actions, reports = list[Tensor](), list[Tensor]()
         adjoint: Any = None if self.segment.adjoint is None else self.segment.adjoint.first
         rewards = self.rewards.pull(torch.where(self.flagged, 0.0, grad_reward.double()))
         for t in reversed(range(horizon)):
-            *own, grad_z, grad_along, grad_impulses, following = pull(*self.arguments[t], *rewards[t], final[t], next_obs[t], *own, *kernel)
+            *grad_carried, grad_z, grad_along, grad_impulses, following = pull(
+                *self.arguments[t], *rewards[t], final[t], next_obs[t], *grad_carried, *kernel
+            )
             pull = self.segment.pull.__call__
             by_actions.append(following)
             z = self.arguments[t][STATE + 2]
@@ -375,7 +377,7 @@ class Record:
             kernel = tape.pull(t, grad_z, grad_impulses if wanted else None)
         if reports:
             self.segment.reports = torch.stack(reports[::-1])
-        return torch.stack([own[0] + kernel[1], *reversed(by_actions[1:])])
+        return torch.stack([grad_carried[0] + kernel[1], *reversed(by_actions[1:])])
 
 
 class Replay(torch.autograd.Function):

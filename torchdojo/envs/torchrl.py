@@ -56,8 +56,8 @@ class TorchRLEnv(EnvBase):
             if name in options:
                 raise ValueError(f"{name}: got {options[name]!r}; allowed: nothing, since torchrl resets and collects; leave it out")
         num_envs = counted("num_envs", num_envs)
-        given = {"dtype": torch.float32, **options, "num_envs": num_envs, "autoreset": "disabled"}
-        env = make(robot, **given) if isinstance(robot, str) else robot(**given)
+        env_options = {"dtype": torch.float32, **options, "num_envs": num_envs, "autoreset": "disabled"}
+        env = make(robot, **env_options) if isinstance(robot, str) else robot(**env_options)
         super().__init__(device=torch.device("cpu"), batch_size=torch.Size((num_envs,)))
         self.torch_env, self.differentiable, self.report = env, bool(differentiable), bool(report)
         self._make_specs()

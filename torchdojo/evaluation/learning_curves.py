@@ -87,8 +87,8 @@ class Spread(NamedTuple):
     @classmethod
     def of(cls, values: Sequence[float], *, large_is_bad: bool = False) -> Spread:
         """Infinite values stand for never; a NaN makes both NaN."""
-        given = np.asarray(values if len(values) else [math.nan], dtype=float)
-        return cls(float(np.median(given)), float(given.max() if large_is_bad else given.min()))
+        numbers = np.asarray(values if len(values) else [math.nan], dtype=float)
+        return cls(float(np.median(numbers)), float(numbers.max() if large_is_bad else numbers.min()))
 
     def words(self, format_spec: str) -> str:
         """ "median (worst)", with "never" for infinite values and "–" for NaN."""

@@ -30,12 +30,12 @@ class MujocoDynamics(Dynamics):
     """
 
     def __init__(self, mujoco: ModuleType, xml: str, problem: Problem) -> None:
-        given = problem.dynamics
-        super().__init__(given.mech, given.map, given.offset, "tangent")
+        dynamics = problem.dynamics
+        super().__init__(dynamics.mech, dynamics.map, dynamics.offset, "tangent")
         self.mujoco, self.model = mujoco, mujoco.MjModel.from_xml_string(xml)
         self.data = mujoco.MjData(self.model)
-        bodies = range(given.mech.num_bodies)
-        if self.model.nv != 6 * len(bodies) or self.model.nu != len(given.map):
+        bodies = range(dynamics.mech.num_bodies)
+        if self.model.nv != 6 * len(bodies) or self.model.nu != len(dynamics.map):
             raise ValueError(
                 f"MujocoDynamics: the model has {self.model.nv} rates and {self.model.nu} actuators; allowed: those of the problem"
             )

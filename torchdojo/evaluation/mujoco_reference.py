@@ -53,9 +53,9 @@ def simulate(
     """Simulate MJCF text: (model, qpos (steps + 1, nq), qvel (steps + 1, nv)). `torque` (nv,) acts on the joints in every step."""
     model = mujoco.MjModel.from_xml_string(xml)
     data = mujoco.MjData(model)
-    for target, given in ((data.qpos, qpos), (data.qvel, qvel), (data.qfrc_applied, torque)):
-        if given is not None:
-            target[:] = given
+    for target, value in ((data.qpos, qpos), (data.qvel, qvel), (data.qfrc_applied, torque)):
+        if value is not None:
+            target[:] = value
     positions, velocities = [data.qpos.copy()], [data.qvel.copy()]
     for _ in range(steps):
         mujoco.mj_step(model, data)

@@ -48,14 +48,14 @@ class Scene(NamedTuple):
 
     def gaps(self, z: Tensor) -> Tensor:
         """Distance [m] of the rounded shapes of each pair (..., pairs) in states (..., 13 nb), by a search that knows of no terms."""
-        found = []
+        distances = []
         for a, b, one, two in self.pairs:
             poses = [
                 None if name is None else (self.places(z)[..., i, :3], self.places(z)[..., i, 6:10]) for name, i in self._numbers(a, b)
             ]
             gap = distance(_core(one), poses[0], _core(two), poses[1]).distance
-            found.append(gap - sum(core.radius for core in (one, two) if len(core.vertices) > 2))
-        return torch.stack(found, -1)
+            distances.append(gap - sum(core.radius for core in (one, two) if len(core.vertices) > 2))
+        return torch.stack(distances, -1)
 
     def places(self, z: Tensor) -> Tensor:
         """States of the bodies (..., nb, 13)."""
@@ -114,15 +114,15 @@ def build(
     """A scene of these shapes by names, with near contacts between the pairs of bodies chosen, and of the grounded ones with the world."""
     world = {"floor": FLOOR} if world is None else world
     contacts: dict[str, NearContact] = {}
-    found: list[tuple[str, str | None, Polytope, Polytope]] = []
+    pair_shapes: list[tuple[str, str | None, Polytope, Polytope]] = []
     for a, b in itertools.combinations(shapes, 2):
         if pairs(a, b):
             fresh = near_contacts(b, shapes[b], a, shapes[a], slots=slots, friction=friction, **laws)
-            found.append((b, a, *next(iter(fresh.values())).shapes))
+            pair_shapes.append((b, a, *next(iter(fresh.values())).shapes))
             contacts |= fresh
     for name, (label, ground) in itertools.product(filter(grounded, shapes), world.items()):
         fresh = near_contacts(name, shapes[name], None, ground, slots=slots, friction=friction, **laws)
-        found.append((name, None, *next(iter(fresh.values())).shapes))
+        pair_shapes.append((name, None, *next(iter(fresh.values())).shapes))
         contacts |= {f"{label}_{key}": contact for key, contact in fresh.items()}
     bodies = {name: Body(masses[name], shape=shape) for name, shape in shapes.items()}
     # Creep is far below the default tolerance of 1e-9 m/s, so the equations must hold to a tighter one.
@@ -130,7 +130,7 @@ def build(
     mech = Mechanism(
         bodies, dict(joints or {}), contacts, timestep=timestep, gravity=(0.0, 0.0, -GRAVITY if gravity else 0.0), options=options
     )
-    return Scene(mech, mech.initial_state(**dict(start)), found, u, push or {})
+    return Scene(mech, mech.initial_state(**dict(start)), pair_shapes, u, push or {})
 
 
 def _random(*size: int, seed: int = 0) -> Tensor:

@@ -195,10 +195,10 @@ def _plots(study: Study, plan: Plan, replay: Replay) -> list[Plot]:
 
 def _table(study: Study, plan: Plan, rows: list[Measurement], distances: Mapping[str, Tensor]) -> list[list[str]]:
     """The row of a README: medians, the worst in brackets, and published figures."""
-    found = {m.key: m for m in rows}
+    measurements = {m.key: m for m in rows}
 
     def cell(key: str, form: str, unit: str = "") -> str:
-        middle, worst = found[f"{key}_median{unit}"], found[f"{key}_worst{unit}"]
+        middle, worst = measurements[f"{key}_median{unit}"], measurements[f"{key}_worst{unit}"]
         return f"{format(middle.value, form)} ({format(worst.value, form)})" + (f"; {middle.published}" if middle.published else "")
 
     heading = ["task", "solved", "iterations; Dojo", "cost; Dojo", "violation; Dojo", "replay [cm]", "open loop [cm]"]
@@ -282,12 +282,12 @@ def _mujoco(setting: Setting) -> Outcome:
         for name, changes in planners.items():
             plans: dict[str, Plan] = {}
             for engine in ("torchdojo", "MuJoCo"):
-                problem, given = lifted_box(h, noise), {**TASKS["box_up"].options, **changes}
+                problem, options = lifted_box(h, noise), {**TASKS["box_up"].options, **changes}
                 if engine == "MuJoCo":
                     scene = actuated_box_scene(half=(0.5 * EDGE,) * 3, mass=1.0, friction=FRICTION, timestep=h)
                     problem.dynamics = MujocoDynamics(mujoco, scene, problem)
-                    given["schedule"] = ((KAPPA, None),)
-                plans[engine] = plan = solve(problem, **given)
+                    options["schedule"] = ((KAPPA, None),)
+                plans[engine] = plan = solve(problem, **options)
                 cells = [f"{format(a, form)} ({format(b, form)})" for (a, b), form in _columns(plan)]
                 table.append([f"h = {h:g} s", name, engine, f"{int(plan.solved.sum())} of {starts}", *cells])
             ours, theirs = plans["torchdojo"], plans["MuJoCo"]

@@ -92,9 +92,9 @@ def compare_random_search(
     """
     rows = list[Row]()
     for environment in environments:
-        found = {method: [_search(environment, method, seed, share, tell) for seed in seeds] for method in METHODS}
-        half = 0.5 * statistics.mean(curve[-1][1] for curve, *_ in found["ars"])
-        for method, searches in found.items():
+        results = {method: [_search(environment, method, seed, share, tell) for seed in seeds] for method in METHODS}
+        half = 0.5 * statistics.mean(curve[-1][1] for curve, *_ in results["ars"])
+        for method, searches in results.items():
             curves = [curve for curve, *_ in searches]
             rows.append(
                 Row(

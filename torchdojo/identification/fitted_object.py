@@ -67,9 +67,9 @@ class FittedObject:
     def after(self, model: ParametricMechanism, found: Fit) -> FittedObject:
         """The object with the values of a stage, which fitted `model`."""
         parameters = {**self.parameters, **{name: value.tolist() for name, value in found.values.items()}}
-        given = {name: value for name, value in self.given.items() if name not in parameters}
+        unfitted = {name: value for name, value in self.given.items() if name not in parameters}
         residual = model.description if isinstance(model, CorrectedMechanism) else None
-        return replace(self, parameters=parameters, given=given, residual=residual)
+        return replace(self, parameters=parameters, given=unfitted, residual=residual)
 
     @staticmethod
     def load(path: str | Path) -> FittedObject:

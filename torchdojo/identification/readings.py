@@ -72,8 +72,8 @@ class Readings:
             delta, unknowns = flat.new_zeros(len(flat), count).requires_grad_(), raw.expand(len(flat), -1).clone().requires_grad_()
             start = mech.retract(flat, delta)
             out = self.model.rollout(start, steps, unknowns, held)
-            now = None if held is None else held[:, 0]
-            misfit = self._misfit(start, out.z[:, -1], out.impulses.sum(-2), now, samples.flatten(0, 1), unknowns)
+            first_input = None if held is None else held[:, 0]
+            misfit = self._misfit(start, out.z[:, -1], out.impulses.sum(-2), first_input, samples.flatten(0, 1), unknowns)
             by_start, direct = rows(lambda r: r, misfit, delta, unknowns).unflatten(0, before.shape[:2]).split((count, len(raw)), dim=-1)
         through = by_start @ path[:, :-1:steps]
         through[..., : len(raw)] += direct

@@ -132,11 +132,11 @@ def find_mesh(name: str, robot: Path, further: Folders = ()) -> Path:
         if Path(text).is_file():
             return Path(text)
         raise FileNotFoundError(f"{name!r} is not there")
-    given = [further] if isinstance(further, (str, Path)) else further
-    own = Path(os.path.abspath(robot)).parent  # not resolve(): a folder of links stays where it is
-    near = [*(Path(folder).expanduser() for folder in given), own]
+    further_folders = [further] if isinstance(further, (str, Path)) else further
+    robot_folder = Path(os.path.abspath(robot)).parent  # not resolve(): a folder of links stays where it is
+    near = [*(Path(folder).expanduser() for folder in further_folders), robot_folder]
     packages = [Path(folder) for folder in os.environ.get("ROS_PACKAGE_PATH", "").split(os.pathsep) if folder]
-    folders = list(dict.fromkeys([*near, *own.parents, *packages]))
+    folders = list(dict.fromkeys([*near, *robot_folder.parents, *packages]))
     parts = PurePosixPath(text.split("://")[-1].lstrip("/")).parts  # some write package:///PACKAGE/PATH
     for start in range(len(parts)):
         tail = Path(*parts[start:])
@@ -179,8 +179,8 @@ def read_mesh(path: Path) -> tuple[Array, NDArray[np.int64], tuple[float, ...] |
 def _color(visual: Any) -> tuple[float, ...] | None:
     """Color (4,) of a part, or None where the file gives none."""
     try:
-        given = (visual.material if visual.kind == "texture" else visual).main_color if visual.defined else ()
-        numbers = tuple(float(channel) / 255 for channel in np.ravel(given))
+        color = (visual.material if visual.kind == "texture" else visual).main_color if visual.defined else ()
+        numbers = tuple(float(channel) / 255 for channel in np.ravel(color))
     except (AttributeError, TypeError, ValueError):  # a material of some format without a plain color
         return None
     return (*numbers, 1.0)[:4] if len(numbers) in (3, 4) else None

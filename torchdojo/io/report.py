@@ -88,9 +88,9 @@ class Findings:
 
     def add(self, did: Did, kind: str, names: str | Iterable[str], reason: str, effect: Effect = "motion") -> None:
         """Note what happened to the content `kind` of `names` (of links, joints, ...); with no names nothing is noted."""
-        given = [names] if isinstance(names, str) else list(names)
-        if given:
-            self._found.setdefault((did, kind, reason, effect), []).extend(given)
+        labels = [names] if isinstance(names, str) else list(names)
+        if labels:
+            self._found.setdefault((did, kind, reason, effect), []).extend(labels)
 
     def entries(self) -> tuple[LoadEntry, ...]:
         return tuple(

@@ -316,8 +316,8 @@ def assemble(
         notes = robot.contact_notes
         modules = _contacts(robot.contacts, friction)
     else:
-        given = FRICTION if friction is None else friction
-        modules = {name: _given_contact(robot, name, value, given) for name, value in (contacts or {}).items()}
+        coefficient = FRICTION if friction is None else friction
+        modules = {name: _given_contact(robot, name, value, coefficient) for name, value in (contacts or {}).items()}
     couplings = {name: coupling_of(info) for name, info in robot.couplings.items()}
     moving = {name: _joint(robot, info) for name, info in robot.joints.items()}
     for name, words in infeasible(couplings, moving).items():

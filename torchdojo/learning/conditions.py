@@ -70,8 +70,8 @@ class Conditions:
 
     def as_dict(self) -> dict[str, Any]:
         """The differences from the environment, for JSON."""
-        given = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in ("seed", "drawn")}
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items() if value not in (None, 0.0)}
+        differences = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in ("seed", "drawn")}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in differences.items() if value not in (None, 0.0)}
 
     def __str__(self) -> str:
         parts = []

@@ -154,10 +154,10 @@ def _parts(env: Env) -> Iterator[Note]:
         return moved._replace(memory=env.remember(before, moved, before.memory)) if before.memory.shape[-1] else moved
 
     def values(shift: Tensor) -> dict[str, Tensor]:
-        now = motion(shift)
-        terms = env.reward(before, now, action)
+        shifted = motion(shift)
+        terms = env.reward(before, shifted, action)
         parts = {"reward": terms} if isinstance(terms, Tensor) else dict(terms)
-        seen = env.observe(now)
+        seen = env.observe(shifted)
         named = {f"reward {name!r}" if name != "reward" else name: part for name, part in parts.items()}
         return named | {"observation": (seen * by_obs[:, : seen.shape[-1]]).sum(-1)}
 

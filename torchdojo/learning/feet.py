@@ -119,9 +119,9 @@ def _touch(mech: Mechanism, record: Recording) -> _Touch:
     unit[..., columns] = 1.0
     up = mech.contact_impulses(z, unit)[..., chosen, :]
     pose, twist = split_state(z)
-    own, points = [bodies.index(name) for name in owners], mech.contact_points(z)[..., chosen, :]
-    spin = quat.rotate(pose.q[..., own, :], twist.omega[..., own, :])
-    velocity = twist.v[..., own, :] + quat.cross(spin, points - pose.x[..., own, :])
+    body_indices, points = [bodies.index(name) for name in owners], mech.contact_points(z)[..., chosen, :]
+    spin = quat.rotate(pose.q[..., body_indices, :], twist.omega[..., body_indices, :])
+    velocity = twist.v[..., body_indices, :] + quat.cross(spin, points - pose.x[..., body_indices, :])
     sliding = (velocity - (velocity * up).sum(-1, keepdim=True) * up).norm(dim=-1)
     normal = record.impulses[..., columns].clamp_min(0.0) / record.period
     return _Touch(list(contacts), owners, normal, sliding, points, mech.distances(z)[..., chosen])
@@ -213,9 +213,9 @@ def _hip(mech: Mechanism, z: Tensor, hip: str | tuple[float, float], ahead: Tens
 
 def _legs(env: Env, touch: _Touch, shares: Mapping[str, float], feet: list[str]) -> list[Leg]:
     """The legs that the environment names, or those found above the bodies that bear load."""
-    mech, given = env.mech, getattr(env, "legs", None) or getattr(getattr(env, "anatomy", None), "legs", None)
-    if given:
-        known = [_given(mech, leg) for leg in (given.values() if isinstance(given, Mapping) else given)]
+    mech, named_legs = env.mech, getattr(env, "legs", None) or getattr(getattr(env, "anatomy", None), "legs", None)
+    if named_legs:
+        known = [_given(mech, leg) for leg in (named_legs.values() if isinstance(named_legs, Mapping) else named_legs)]
         return [leg for leg in known if set(leg.contacts) <= set(touch.names)]
     above = {str(joint.body_names[-1]): (name, joint.body_names[0]) for name, joint in mech.named_joints().items()}
     chains = {foot: _chain(above, foot) for foot in feet}

@@ -40,11 +40,11 @@ def command_of(env: Env, goals: Tensor | None) -> Tensor | None:
     """Velocity commands (..., 3) of goals (..., n); None where these are something else."""
     if goals is None or goals.shape[-1] < 3:
         return None
-    given = getattr(env, "velocity_command", ...)
-    if given is None:
+    columns = getattr(env, "velocity_command", ...)
+    if columns is None:
         return None
-    if isinstance(given, slice):
-        return goals[..., given]
+    if isinstance(columns, slice):
+        return goals[..., columns]
     return goals[..., :3] if free_root(env.mech) and len(env.mech.contacts) else None
 
 

@@ -74,11 +74,15 @@ def observation_layout(env: Env) -> list[dict[str, Any]]:
             rows.append(((quantity.kind, quantity.unit, quantity.frame, None), quantity.name, scale, offset))
     parts, start = [], 0
     for (kind, unit, frame, fields), group in itertools.groupby(rows, key=lambda row: row[0]):
-        own = list(group)
-        indices = list(range(start, start + len(own)))
-        start += len(own)
+        members = list(group)
+        indices = list(range(start, start + len(members)))
+        start += len(members)
         other = {} if fields is None else {"depends_on": fields}
-        columns: dict[str, Any] = {"entries": [row[1] for row in own], "scale": [row[2] for row in own], "offset": [row[3] for row in own]}
+        columns: dict[str, Any] = {
+            "entries": [row[1] for row in members],
+            "scale": [row[2] for row in members],
+            "offset": [row[3] for row in members],
+        }
         parts.append({"name": kind, "indices": indices, "unit": unit, "frame": frame, **columns, **other})
     return parts
 
@@ -104,10 +108,10 @@ def memory_layout(env: Env) -> list[dict[str, Any]]:
     quantities += _list("action before", "1", None, actions, before.action)
     entries = []
     for k, column in enumerate(result.unbind(-1)):
-        keep, own = steady[:, k], before.memory[:, k]
+        keep, previous = steady[:, k], before.memory[:, k]
         others = [Quantity("memory before", f"memory[{j}]", None, None, before.memory[:, j]) for j in range(result.shape[-1]) if j != k]
         rows = [quantity._replace(values=quantity.values[keep]) for quantity in (*quantities, *others)]
-        rule = _rule(column[keep], own[keep], rows, env.period) if int(keep.sum()) > PROBES else {"rule": "other"}
+        rule = _rule(column[keep], previous[keep], rows, env.period) if int(keep.sum()) > PROBES else {"rule": "other"}
         ends = [float(end) for end in start[:, k].aminmax()]
         entries.append({"name": f"memory[{k}]", **rule, "drawn_anew": not bool(keep.all()), "start": ends})
     return entries
@@ -219,12 +223,12 @@ def _random_motion(env: Env, count: int) -> Motion:
 
 def _reads(function: Callable[[Motion], Tensor], env: Env, motion: Motion) -> Mapping[str, Tensor]:
     """For each field of `Motion` which entries of function(motion) change with it."""
-    own, other, result = function(motion), _random_motion(env, len(motion.z)), {}
+    reference, other, result = function(motion), _random_motion(env, len(motion.z)), {}
     for name in Motion._fields:
         if name != "root":
             values = getattr(other, name)
             changes = {"z": values, "root": values[:, :STATE_SIZE]} if name == "z" else {name: values}
-            result[name] = (function(motion._replace(**changes)) != own).any(0)
+            result[name] = (function(motion._replace(**changes)) != reference).any(0)
     return result
 
 

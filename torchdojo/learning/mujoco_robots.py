@@ -326,14 +326,14 @@ class MuJoCoRobots:
         out = quat.rotate(turn, -self.levers[0])  # from the center of mass to the origin of MuJoCo's torso
         spin = quat.rotate(pose.q, twist.omega)[:, 0]
         origin, velocity = pose.x[:, 0] + out, twist.v[:, 0] + quat.cross(spin, out)
-        own = quat.inverse_rotate(turn, spin)
+        body_spin = quat.inverse_rotate(turn, spin)
         size, start = (7, 6) if self.free else (0, 0)
         for i, (model, data) in enumerate(zip(self.models, self.data, strict=True)):
             self.mujoco.mj_resetData(model, data)
             data.qpos[size:] = self.zero[size:] + self.to_ours.T @ (q[i] - self.ours)[start:]
             data.qvel[start:] = self.to_ours.T @ qd[i, start:]
             if self.free:
-                data.qpos[:3], data.qpos[3:7], data.qvel[:3], data.qvel[3:6] = origin[i], turn[i], velocity[i], own[i]
+                data.qpos[:3], data.qpos[3:7], data.qvel[:3], data.qvel[3:6] = origin[i], turn[i], velocity[i], body_spin[i]
             self.mujoco.mj_forward(model, data)
 
     def push(self, change: Tensor, rates: Tensor) -> None:
@@ -402,8 +402,8 @@ class MuJoCoRobots:
         center = stacked("subtree_com", self.model.body_rootid[self.bodies[:1]])  # about which velocities of the tree are taken
         x, spin = position + quat.rotate(turn, self.levers.expand_as(position)), spatial[..., :3]
         velocity = spatial[..., 3:] + quat.cross(spin, x - center)
-        own = quat.multiply(turn, self.turns.expand_as(turn))
-        return join_state(Pose(x, own), Twist(velocity, quat.inverse_rotate(own, spin)))
+        orientation = quat.multiply(turn, self.turns.expand_as(turn))
+        return join_state(Pose(x, orientation), Twist(velocity, quat.inverse_rotate(orientation, spin)))
 
 
 def _compiled(spec: Any) -> Any:
@@ -425,9 +425,9 @@ def _axes(env: Env) -> dict[tuple[str, int], Tensor]:
     mech = env.mech
     rates = torch.eye(mech.num_coordinates, dtype=torch.float64)
     pose, twist = split_state(mech.to_maximal(torch.zeros_like(rates), rates))
-    names, found = list[str](mech.bodies), dict[tuple[str, int], Tensor]()
+    names, axes = list[str](mech.bodies), dict[tuple[str, int], Tensor]()
     for name, place in mech.coordinate_places().items():
         child = names.index(str(mech.named_joints()[name].body_names[-1]))
         spins = quat.rotate(pose.q[place, child], twist.omega[place, child])
-        found |= {(name, i): spin for i, spin in enumerate(spins)}
-    return found
+        axes |= {(name, i): spin for i, spin in enumerate(spins)}
+    return axes

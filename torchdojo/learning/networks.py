@@ -142,8 +142,8 @@ class SymmetricActor(Actor):
 
     def mean(self, obs: Tensor) -> Tensor:
         """μ(obs), equivariant."""
-        own = obs.to(self.log_std.dtype)
-        out = self.body(self.normalizer(torch.stack((own, own @ self.mirror_obs.mT))))
+        inputs = obs.to(self.log_std.dtype)
+        out = self.body(self.normalizer(torch.stack((inputs, inputs @ self.mirror_obs.mT))))
         return 0.5 * (out[0] + out[1] @ self.mirror_action.mT)
 
 

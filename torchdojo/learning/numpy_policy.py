@@ -64,8 +64,8 @@ class NumpyPolicy:
         if "mirror_obs" not in self.arrays:
             return np.asarray(np.tanh(self._network(obs)))
         # A symmetric actor: half its own action, and half the mirror image of its action in the mirrored situation.
-        own, image = self._network(obs), self._network(obs @ self.arrays["mirror_obs"].T)
-        return np.asarray(np.tanh(0.5 * (own + image @ self.arrays["mirror_action"].T)))
+        action, image = self._network(obs), self._network(obs @ self.arrays["mirror_obs"].T)
+        return np.asarray(np.tanh(0.5 * (action + image @ self.arrays["mirror_action"].T)))
 
     def targets(self, action: Array) -> np.ndarray:
         """Joint targets of actions (..., nu) [rad, m]; NaN for motors without a position servo."""
@@ -74,8 +74,8 @@ class NumpyPolicy:
     def torques(self, action: Array, q: Array, qd: Array) -> np.ndarray:
         """The torques of the simulation's servos and motors at joint coordinates and rates (..., nu), in the order of the actions."""
         drive = self._drives
-        own = drive["force"] * self._clipped(action) + drive["offset"]
-        return np.clip(own - drive["kp"] * np.asarray(q) - drive["kd"] * np.asarray(qd), drive["force_low"], drive["force_high"])
+        feedforward = drive["force"] * self._clipped(action) + drive["offset"]
+        return np.clip(feedforward - drive["kp"] * np.asarray(q) - drive["kd"] * np.asarray(qd), drive["force_low"], drive["force_high"])
 
     def _clipped(self, action: Array) -> np.ndarray:
         return np.clip(np.asarray(action, dtype=np.float64), self._drives["low"], self._drives["high"])
@@ -102,9 +102,9 @@ if __name__ == "__main__":
     place = Path(sys.argv[1] if len(sys.argv) > 1 else __file__).resolve()
     place = place if place.is_dir() else place.parent
     policy, episode = NumpyPolicy.load(place), np.load(place / "episode.npz")
-    found = policy(episode["obs"])
-    off = np.abs(found - episode["actions"]).max()
-    targets = np.abs(policy.targets(found) - episode["targets"])
+    actions = policy(episode["obs"])
+    off = np.abs(actions - episode["actions"]).max()
+    targets = np.abs(policy.targets(actions) - episode["targets"])
     largest = f", of targets {np.nanmax(targets):.1e}" if np.isfinite(targets).any() else ""
-    print(f"{len(found)} steps: largest difference of actions {off:.1e}{largest}")
+    print(f"{len(actions)} steps: largest difference of actions {off:.1e}{largest}")
     sys.exit(0 if off <= 1e-5 else 1)  # rounding of float32 is below 1e-6 for usual networks

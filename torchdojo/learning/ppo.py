@@ -310,7 +310,7 @@ def train(run: Run, resume: bool = False, *, processes: int = 1) -> dict[str, An
             before, finished, start = ppo.samples, _finished(env), time.process_time()
             numbers = ppo.iterate()
             seconds += time.process_time() - start
-            episodes, total = (now - then for now, then in zip(_finished(env), finished, strict=True))
+            episodes, total = (latest - earlier for latest, earlier in zip(_finished(env), finished, strict=True))
             mean = total / episodes if episodes else ""
             row: dict[str, Any] = {"samples": ppo.samples, "cpu_seconds": seconds, "episode_return": mean, **numbers}
             row["flagged"] = env.statistics["flagged"]

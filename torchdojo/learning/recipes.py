@@ -77,8 +77,8 @@ def recipe(env: str, algorithm: str, robot: str | None = None) -> dict[str, Any]
         file = Path(robot)
         if file.is_file() and algorithm == "shac" and _has_two_legs(file):
             values.update(copy.deepcopy(BIPEDS))
-        own = {"robot": str(file.resolve()) if file.is_file() else robot}  # the run may be resumed from elsewhere
-        values["env_options"] = {**own, **values.get("env_options", {})}
+        robot_option = {"robot": str(file.resolve()) if file.is_file() else robot}  # the run may be resumed from elsewhere
+        values["env_options"] = {**robot_option, **values.get("env_options", {})}
     return values
 
 

@@ -68,12 +68,12 @@ class Refinement:
     def compare(self, obs: Tensor, noise: Tensor, advantages: Tensor, total: Callable[[Tensor], Tensor]) -> None:
         """Take the cosine between the gradient that the actor has now, and that of the surrogate, into `agreement`."""
         weights = [weight for weight in self.actor.parameters() if weight.grad is not None and weight is not self.actor.log_std]
-        own = torch.cat([weight.grad.flatten() for weight in weights if weight.grad is not None])
+        actor_gradient = torch.cat([weight.grad.flatten() for weight in weights if weight.grad is not None])
         mean = self.actor.mean(obs)
         density = ((mean.detach() - mean) * noise * (-self.actor.log_std.detach()).exp()).sum(-1)
         first, count = total(torch.stack((advantages.sum(), advantages.new_tensor(float(advantages.numel())))))
         gradients = torch.autograd.grad((density * (advantages - first / count)).sum(), weights)
-        ours, theirs = total(own), total(torch.cat([gradient.flatten() for gradient in gradients]))
+        ours, theirs = total(actor_gradient), total(torch.cat([gradient.flatten() for gradient in gradients]))
         cosine = float(torch.nn.functional.cosine_similarity(ours, theirs, dim=0))
         if cosine == cosine:
             self.agreement = self.KEEP * self.agreement + (1.0 - self.KEEP) * cosine
@@ -103,13 +103,13 @@ class Refinement:
         assert self._before is not None
         mean, log_std = self._before
         with torch.no_grad():
-            taken = (mean + log_std.exp() * noise).flatten(0, 1)
+            actions = (mean + log_std.exp() * noise).flatten(0, 1)
             density = (-0.5 * noise.square() - log_std).sum(-1).flatten()
             moments = torch.stack((advantages.sum(), advantages.square().sum(), advantages.new_tensor(float(advantages.numel()))))
             first, second, count = total(moments)
             deviation = (second / count - (first / count).square()).clamp_min(0.0).sqrt()
             gains = ((advantages - first / count) / (deviation + 1e-8)).flatten()
-        data, skipped = (obs.flatten(0, 1), taken, density, gains), 0
+        data, skipped = (obs.flatten(0, 1), actions, density, gains), 0
         if self._fit is not None and all(len(part) == size == len(parts[0][0]) for part, size in parts):
             skipped = int(self._fit.take(optimizer, data, [part for part, _ in parts])[1])
         else:
@@ -125,9 +125,9 @@ class Refinement:
     def _adapt(self, obs: Tensor, total: Callable[[Tensor], Tensor]) -> None:
         """Measure the divergence, and correct the learning rates."""
         assert self._before is not None
-        (mean, log_std), now, own = self._before, self.actor.mean(obs), self.actor.log_std
-        moved = ((2.0 * log_std).exp() + (mean - now).square()) / (2.0 * (2.0 * own).exp())
-        each = (own - log_std + moved - 0.5).sum(-1)
+        (mean, log_std), new_mean, new_log_std = self._before, self.actor.mean(obs), self.actor.log_std
+        moved = ((2.0 * log_std).exp() + (mean - new_mean).square()) / (2.0 * (2.0 * new_log_std).exp())
+        each = (new_log_std - log_std + moved - 0.5).sum(-1)
         away, count = total(torch.stack((each.sum(), each.new_tensor(float(each.numel()))))).tolist()
         self.kl = away / count
         if not self.kl <= 2.0 * self.desired_kl:

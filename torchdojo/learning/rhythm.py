@@ -26,20 +26,20 @@ STILL = 0.02  # root mean square of the motors' angles [rad] below which nothing
 
 def stride_of(spans: list[Tensor], period: float) -> tuple[float | None, float | None]:
     """Stride [control steps] and regularity, in the median over episodes (T, nu); (None, 0.0) where nothing swings."""
-    found = []
+    peaks = []
     for span in spans:
         longest = min(round(STRIDES[1] / period), len(span) // 2)
         if longest * period < 2 * STRIDES[0]:
             continue  # too short for a stride
         x = span - span.mean(0)
         if float(x.square().mean(0).max().sqrt()) < STILL:
-            found.append((math.nan, 0.0))
+            peaks.append((math.nan, 0.0))
             continue
         likeness = torch.stack([_likeness(x, lag) for lag in range(longest + 1)])
-        found.append(_first_peak(likeness, max(1, round(STRIDES[0] / period))))
-    if not found:
+        peaks.append(_first_peak(likeness, max(1, round(STRIDES[0] / period))))
+    if not peaks:
         return None, None
-    strides, values = torch.tensor(found, dtype=torch.float64).unbind(-1)
+    strides, values = torch.tensor(peaks, dtype=torch.float64).unbind(-1)
     regular = float(values.median())
     return (float(strides.nanmedian()) if regular > 0 else None), regular
 

@@ -291,12 +291,12 @@ def variants(factory: Callable[..., Env], num_envs: int = 64, seed: int = SEED, 
         factory: makes the environment from keywords of `Env`; `functools.partial(td.envs.make, "ant")`.
         options: further keywords of all of them.
     """
-    given = {"num_envs": num_envs, "seed": seed, "autoreset": "disabled", "noise": 1.0, "randomize": {}, **options}
+    keywords = {"num_envs": num_envs, "seed": seed, "autoreset": "disabled", "noise": 1.0, "randomize": {}, **options}
 
     def make(**changes: Any) -> Callable[[], Env]:
-        return lambda: factory(**{**given, **changes})
+        return lambda: factory(**{**keywords, **changes})
 
-    sample = factory(**{**given, "num_envs": 1, "pool": 1})
+    sample = factory(**{**keywords, "num_envs": 1, "pool": 1})
     half = {"timestep": sample.period / sample.repeat / 2, "repeat": 2 * sample.repeat}
     result = {
         "nominal": make(),

@@ -221,14 +221,14 @@ class Telling(Callback):
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         assert isinstance(pl_module, Shac)
-        now = pl_module.health
-        if self.progress is None or now is None:
+        health = pl_module.health
+        if self.progress is None or health is None:
             return
-        told = advice(now)
+        told = advice(health)
         changed, self.advice = told != self.advice, told
         refinement = pl_module.refinement
         agreement = "" if refinement is None else f", agreement {refinement.agreement:.2f}"
-        text = f"reward {pl_module.means['reward']:.3g}; {now.line()}{agreement}; {told}"
+        text = f"reward {pl_module.means['reward']:.3g}; {health.line()}{agreement}; {told}"
         self.progress(pl_module.samples, pl_module.seconds, text, force=changed)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

@@ -112,8 +112,8 @@ def trials(factory: Callable[..., Locomotion], episodes: int = 64, seed: int = 1
     """
 
     def make(changes: dict[str, Any]) -> Callable[[], Locomotion]:
-        given = {"autoreset": "disabled", "noise": 1.0, "body_contacts": True, "randomize": {}, "seed": seed, "num_envs": episodes}
-        return lambda: factory(**{**given, **changes})
+        keywords = {"autoreset": "disabled", "noise": 1.0, "body_contacts": True, "randomize": {}, "seed": seed, "num_envs": episodes}
+        return lambda: factory(**{**keywords, **changes})
 
     return {name: make(changes) for name, changes in TRIALS.items()}
 

@@ -108,15 +108,15 @@ class PlanConfig:
         Raises:
             ValueError, TypeError, FileNotFoundError: what does not fit; the message names the key.
         """
-        given = dict(self.options)
-        if isinstance(given.get("schedule"), str) and given["schedule"] in SCHEDULES:
-            given["schedule"] = SCHEDULES[given["schedule"]]
+        keywords = dict(self.options)
+        if isinstance(keywords.get("schedule"), str) and keywords["schedule"] in SCHEDULES:
+            keywords["schedule"] = SCHEDULES[keywords["schedule"]]
         if self.task is not None:
             task = TASKS[self.task]
             _check_names("task_options", self.task_options, [name for name in inspect.signature(task.make).parameters if name != "noise"])
-            options = parse(SolveOptions, {**task.options, **given}, "options")
+            options = parse(SolveOptions, {**task.options, **keywords}, "options")
             return PlanTask(task.make(None, **self.task_options), options, self.method, self.lag, task)
-        return PlanTask(self._problem(), parse(SolveOptions, given, "options"), self.method, self.lag)
+        return PlanTask(self._problem(), parse(SolveOptions, keywords, "options"), self.method, self.lag)
 
     def _problem(self) -> Problem:
         assert self.robot is not None and self.timestep is not None and self.steps is not None
@@ -281,11 +281,11 @@ def _reached(
 def _weights(rows: Mapping[str, Mapping[str, list[int]]], weights: Mapping[str, Any]) -> Tensor:
     result = torch.zeros(sum(len(places) for parts in rows.values() for places in parts.values()), dtype=torch.float64)
     for key in ("q", "qd"):
-        given = weights[key] if isinstance(weights[key], Mapping) else {OTHERS: weights[key]}
-        _check_names(f"weights.{key}", given, [*rows, OTHERS])
+        named_weights = weights[key] if isinstance(weights[key], Mapping) else {OTHERS: weights[key]}
+        _check_names(f"weights.{key}", named_weights, [*rows, OTHERS])
         for name, parts in rows.items():
-            label = name if name in given else OTHERS
-            value = _numbers(f"weights.{key}.{label}", given.get(label, 0.0))
+            label = name if name in named_weights else OTHERS
+            value = _numbers(f"weights.{key}.{label}", named_weights.get(label, 0.0))
             if value.ndim > 1 or (value.ndim == 1 and len(value) not in (1, len(parts[key]))):
                 raise ValueError(f"weights.{key}.{label}: got {len(value)} numbers; allowed: a number, or {len(parts[key])} for {name!r}")
             result[parts[key]] = value

@@ -105,23 +105,23 @@ class Controller:
             raise ValueError(f"Controller.damping: got {damping}; allowed: positive finite numbers")
         if not step_sizes or not all(0 <= size <= 1 for size in step_sizes) or max(step_sizes) == 0:
             raise ValueError(f"Controller.step_sizes: got {tuple(step_sizes)}; allowed: numbers from 0 to 1, one of them above 0")
-        given = problem.dynamics
+        problem_dynamics = problem.dynamics
         self.problem, self.period, self.shift = problem, period, min(period / step, 1.0)
-        coordinates = "minimal" if given.minimal else "tangent"
-        choice = (copy.deepcopy(problem.mech), given.map, given.offset, coordinates)
+        coordinates = "minimal" if problem_dynamics.minimal else "tangent"
+        choice = (copy.deepcopy(problem.mech), problem_dynamics.map, problem_dynamics.offset, coordinates)
         self.dynamics: Dynamics
-        if isinstance(given, DrivenDynamics):
+        if isinstance(problem_dynamics, DrivenDynamics):
             assert problem.mech.drives is not None
             choice[0].drives = Drives(choice[0], problem.mech.drives.drives)
             self.dynamics = DrivenDynamics(*choice)
         else:
-            self.dynamics = Dynamics(*choice, given.controls)
+            self.dynamics = Dynamics(*choice, problem_dynamics.controls)
         options = self.dynamics.mech.options
         self.dynamics.mech.options = replace(options, residual_tol=max(ACCURACY, options.residual_tol or 0.0))
         self.lagrangian = replace(Lagrangian.of(problem, torch.tensor([0]), 1.0), dynamics=self.dynamics)
         self._kappa, self._grad_kappa = (torch.tensor([value], dtype=torch.float64) for value in (kappa, grad_kappa))
         self._mu, self._alphas = torch.tensor([[damping]], dtype=torch.float64), torch.tensor(step_sizes, dtype=torch.float64)
-        self._floor = 1e-6 * step**2 * float(given.map.square().sum(0).mean())
+        self._floor = 1e-6 * step**2 * float(problem_dynamics.map.square().sum(0).mean())
         self._expansion: Expansion | None = None
         with torch.no_grad():
             self._settle()

@@ -132,9 +132,9 @@ class DrivenDynamics(Dynamics):
             matrices: Any = mech.linearize_minimal(*motion.chunk(2, -1), **options) if self.minimal else mech.linearize(motion, **options)
             A = x.new_zeros(*x.shape[:-1], self.size, self.size)
             B = x.new_zeros(*x.shape[:-1], self.size, self.map.shape[0])
-            given = torch.cat((matrices.B, *matrices.by), dim=-1)
-            acting, advancing = by_all.split((given.shape[-1], self.num_activations), dim=-2)
-            for rows, by in ((slice(0, n), given @ acting), (slice(n, None), advancing)):
+            by_forces = torch.cat((matrices.B, *matrices.by), dim=-1)
+            acting, advancing = by_all.split((by_forces.shape[-1], self.num_activations), dim=-2)
+            for rows, by in ((slice(0, n), by_forces @ acting), (slice(n, None), advancing)):
                 A[..., rows, :], B[..., rows, :] = by.split((self.size, self.map.shape[0]), dim=-1)
             A[..., :n, :n] += matrices.A
             return A, B if self.plain else B @ self.map

@@ -159,35 +159,35 @@ class Plan:
         Raises:
             ValueError: a timestep that does not divide that of the plan, or gains of another shape.
         """
-        own = float(self.problem.mech.timestep)
-        timestep = own if timestep is None else timestep
-        repeat = round(own / timestep) if timestep > 0 else 0
-        if repeat < 1 or abs(repeat * timestep - own) > 1e-9 * own:
-            raise ValueError(f"replay.timestep: got {timestep}; allowed: {own} divided by a whole number")
+        plan_timestep = float(self.problem.mech.timestep)
+        timestep = plan_timestep if timestep is None else timestep
+        repeat = round(plan_timestep / timestep) if timestep > 0 else 0
+        if repeat < 1 or abs(repeat * timestep - plan_timestep) > 1e-9 * plan_timestep:
+            raise ValueError(f"replay.timestep: got {timestep}; allowed: {plan_timestep} divided by a whole number")
         gains = feedback if isinstance(feedback, Tensor) else self.gains if feedback else torch.zeros_like(self.gains)
         if gains.shape != self.gains.shape:
             raise ValueError(f"replay.feedback: got shape {tuple(gains.shape)}; allowed: {tuple(self.gains.shape)}, True or False")
         fine = copy.deepcopy(self.problem.mech)
         fine.timestep = torch.tensor(timestep, dtype=torch.float64)
         fine.options = replace(SolverOptions(backend=self.problem.mech.options.backend), kappa=kappa)
-        given, limits = self.problem.dynamics, self.problem.limits
+        dynamics, limits = self.problem.dynamics, self.problem.limits
         if limits is not None and not self.problem.batched:
             limits = limits[0][0], limits[1][0]
-        lag = 0.5 * (own - timestep) if lag is None else lag
+        lag = 0.5 * (plan_timestep - timestep) if lag is None else lag
         held = 1 if every_step else repeat
-        nodes = given.joined(self.z, self.act)
+        nodes = dynamics.joined(self.z, self.act)
         z = nodes[..., 0, :]
         warm: Tensor | None = None
         states, inputs, status = [z], [], []
 
         def error(t: int, part: float, z: Tensor) -> Tensor:
             if every_step:
-                path = between(self.z[..., t, :], self.z[..., t + 1, :], part, own, lag)
+                path = between(self.z[..., t, :], self.z[..., t + 1, :], part, plan_timestep, lag)
                 act = None if self.act is None else torch.lerp(self.act[..., t, :], self.act[..., t + 1, :], part)
-                nominal = given.joined(path, act)
+                nominal = dynamics.joined(path, act)
             else:
-                z, nominal = given.joined(drifted(given.motion(z), lag), given.activations(z)), nodes[..., t, :]
-            return given.difference(given.coordinates(z), given.coordinates(nominal))
+                z, nominal = dynamics.joined(drifted(dynamics.motion(z), lag), dynamics.activations(z)), nodes[..., t, :]
+            return dynamics.difference(dynamics.coordinates(z), dynamics.coordinates(nominal))
 
         with torch.no_grad():
             for t in range(self.u.shape[-2]):
@@ -196,14 +196,14 @@ class Plan:
                     v = self.v[..., t, :] + (gains[..., t, :, :] @ error(t, i / repeat, z)[..., None])[..., 0]
                     if limits is not None:
                         v = v.clamp(limits[0][..., t, :], limits[1][..., t, :])
-                    z, out = given.take(fine, z, v, warm, repeat=held)
+                    z, out = dynamics.take(fine, z, v, warm, repeat=held)
                     warm, failed = out.solution, torch.maximum(failed, out.status.to(failed.dtype))
                 states.append(z)
-                inputs.append(given.inputs(v))
+                inputs.append(dynamics.inputs(v))
                 status.append(failed)
             path = torch.stack(states, -2)
-            z = given.motion(path)
-            return Replay(z, torch.stack(inputs, -2), torch.stack(status, -1), drifted(z, lag), given.activations(path))
+            z = dynamics.motion(path)
+            return Replay(z, torch.stack(inputs, -2), torch.stack(status, -1), drifted(z, lag), dynamics.activations(path))
 
 
 def drifted(z: Tensor, duration: float) -> Tensor:

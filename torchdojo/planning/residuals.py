@@ -329,11 +329,11 @@ def _force_rows(name: str, residual: ContactForce, dynamics: Dynamics) -> Tensor
         raise ValueError(f"{name}.quantity: got {residual.quantity!r}; allowed: {', '.join(map(repr, QUANTITIES))}")
     if not contacts:
         raise ValueError(f"{name}: got a ContactForce for a mechanism without contacts; give td.Mechanism contacts=, or leave it out")
-    given = residual.contacts
-    names = list(contacts) if given is None else [given] if isinstance(given, str) else list(given)
+    selection = residual.contacts
+    names = list(contacts) if selection is None else [selection] if isinstance(selection, str) else list(selection)
     unknown = [contact for contact in names if contact not in contacts]
     if unknown or not names or len(set(names)) < len(names):
-        raise ValueError(f"{name}.contacts: got {given!r}; allowed: different names of {', '.join(contacts)}, or None for all")
+        raise ValueError(f"{name}.contacts: got {selection!r}; allowed: different names of {', '.join(contacts)}, or None for all")
     for contact in names:
         law = type(contacts[contact]).force
         if law is Contact.force:
@@ -364,7 +364,7 @@ def _expanded(name: str, value: Any, problems: int, nodes: int, size: int) -> Te
     """Numbers as (P or 1, K, size)."""
     value = torch.as_tensor(value, dtype=torch.float64)
     shape = (value.shape[0] if value.ndim == 3 else 1, nodes, size)
-    fits = all(given in (1, wanted) for given, wanted in zip(value.shape[::-1], shape[::-1], strict=False))
+    fits = all(length in (1, wanted) for length, wanted in zip(value.shape[::-1], shape[::-1], strict=False))
     if not fits or value.ndim > 3 or shape[0] not in (1, problems):
         raise ValueError(
             f"{name}: got shape {tuple(value.shape)}; allowed: a number, ({size},), ({nodes}, {size}) or ({problems}, {nodes}, {size})"

@@ -115,8 +115,8 @@ def riccati(
     )
     lower, upper = (None, None) if bounds is None else (bound.contiguous() for bound in bounds)
     arrays = {"AB": AB.contiguous(), "BB": BB.contiguous(), "mu": mu.contiguous()}
-    given = {**expansion._asdict(), "defect": defect, "lower": lower, "upper": upper}
-    arrays |= {name: value.contiguous() for name, value in given.items() if value is not None}
+    inputs = {**expansion._asdict(), "defect": defect, "lower": lower, "upper": upper}
+    arrays |= {name: value.contiguous() for name, value in inputs.items() if value is not None}
     arrays |= result._asdict()
     call = _Call(problems=P, regularizations=M, steps=T, n=n, m=m, threads=torch.get_num_threads(), floor=floor)
     for name, array in arrays.items():

@@ -149,7 +149,7 @@ def _checked(parts: Any, named: Mapping[str, Any]) -> dict[str, Piece]:
             raise ValueError(f"combine: the name {name!r} is given twice; names of parts must differ")
         if not isinstance(piece, (Mechanism, Body, Shape, Plane, HeightField)):
             raise TypeError(f"combine: part {name!r} is a {type(piece).__name__}; allowed: td.Mechanism, td.Body, a shape, td.Plane")
-        twice = [other for other, given in pieces.items() if given is piece and isinstance(piece, (Mechanism, Body))]
+        twice = [other for other, earlier_piece in pieces.items() if earlier_piece is piece and isinstance(piece, (Mechanism, Body))]
         if twice:
             raise ValueError(f"combine: {name!r} is the same object as {twice[0]!r}; give a copy, {name}=copy.deepcopy(...)")
         pieces[name] = piece
@@ -277,8 +277,8 @@ def _pose(mech: Mechanism, mechanisms: Mapping[str, Mechanism], poses: Mapping[s
         return Keyframe(values)
     controls = []
     for part, one in mechanisms.items():
-        given = poses[part].ctrl if part in poses else None
+        ctrl = poses[part].ctrl if part in poses else None
         if one.actuators is not None:
             zero = torch.zeros(len(one.actuators), dtype=torch.float64, device=mech.gravity.device)
-            controls.append(zero if given is None else torch.as_tensor(given, dtype=torch.float64, device=mech.gravity.device))
+            controls.append(zero if ctrl is None else torch.as_tensor(ctrl, dtype=torch.float64, device=mech.gravity.device))
     return Keyframe(values, _side_by_side(controls, 1))

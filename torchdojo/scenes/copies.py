@@ -27,9 +27,9 @@ Name = str | None
 
 def copied(modules: Iterable[nn.Module]) -> list[Any]:
     """Copies of modules that share tensors which require grad, shapes and visuals. What the modules share, the copies share, too."""
-    given = list(modules)
+    originals = list(modules)
     memo: dict[int, Any] = {}
-    for module in given:
+    for module in originals:
         for one in module.modules():
             tensors = [*one.parameters(recurse=False), *one.buffers(recurse=False)]
             tensors += [value for value in vars(one).values() if isinstance(value, Tensor)]
@@ -38,7 +38,7 @@ def copied(modules: Iterable[nn.Module]) -> list[Any]:
             memo |= {id(value): value for value in (*module.shapes, *module.visuals)}
         if isinstance(module, (Coupling, FixedTendon)):  # the joints of the other mechanism, which it refers to
             memo[id(module.joints)] = ()
-    return [copy.deepcopy(module, memo) for module in given]
+    return [copy.deepcopy(module, memo) for module in originals]
 
 
 class Renamer:

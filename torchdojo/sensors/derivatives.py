@@ -48,8 +48,8 @@ class _Reader:
     def read(self, z: Tensor, inputs: Tensor, after: Tensor, impulses: Tensor) -> Tensor:
         """y (..., m)."""
         out = SimpleNamespace(z=after, impulses=impulses)
-        given: dict[str, Any] = {self.key: inputs, "wrench": self.given.wrench, "time": self.given.time, "repeat": self.given.repeat}
-        return self.mech.read_sensors(z, out, names=self.names, **given)
+        options: dict[str, Any] = {self.key: inputs, "wrench": self.given.wrench, "time": self.given.time, "repeat": self.given.repeat}
+        return self.mech.read_sensors(z, out, names=self.names, **options)
 
     def gradients(self, count: int) -> list[Tensor]:
         """Gradients of all `count` numbers by the arguments, (..., count, size of the argument) each."""
@@ -64,24 +64,24 @@ class _Reader:
         with torch.enable_grad():
             leaves = [value.expand(len(chosen), *value.shape).clone().requires_grad_() for value in self.arguments]
             y = self.read(*leaves)
-            own = y[..., chosen.start : chosen.stop].diagonal(dim1=0, dim2=-1).sum()
-            if not own.requires_grad:
+            total = y[..., chosen.start : chosen.stop].diagonal(dim1=0, dim2=-1).sum()
+            if not total.requires_grad:
                 return tuple(torch.zeros_like(leaf) for leaf in leaves)
-            return torch.autograd.grad(own, leaves, materialize_grads=True)
+            return torch.autograd.grad(total, leaves, materialize_grads=True)
 
     def through_step(self, by_after: Tensor, by_impulses: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Products of rows (k, ..., 13 nb) and (k, ..., n) with the derivatives of z⁺ and impulses by z, (k, ..., 13 nb), and by inputs."""
-        mech, given = self.mech, self.given
+        mech, step_options = self.mech, self.given
         with torch.enable_grad():
             leaves = [value.clone().requires_grad_() for value in (self.z, self.driven)]
-            out = mech.step(leaves[0], **{self.key: leaves[1]}, repeat=given.repeat, wrench=given.wrench, **options)
+            out = mech.step(leaves[0], **{self.key: leaves[1]}, repeat=step_options.repeat, wrench=step_options.wrench, **options)
 
             def pull(after: Tensor, impulses: Tensor) -> tuple[Tensor, Tensor]:
                 outputs, rows = (out.z, out.impulses), (after, impulses)
                 by_state, by_inputs = torch.autograd.grad(outputs, leaves, rows, retain_graph=True, materialize_grads=True)
                 return by_state, by_inputs
 
-            if given.ctrl is not None and any(number.requires_grad for number in mech.stacked_parameters()):
+            if step_options.ctrl is not None and any(number.requires_grad for number in mech.stacked_parameters()):
                 # The law of actuators in the kernel takes no batch of cotangents beside gradients by numbers.
                 by_state, by_inputs = zip(*(pull(*row) for row in zip(by_after, by_impulses, strict=True)), strict=True)
                 return torch.stack(by_state), torch.stack(by_inputs)

@@ -52,12 +52,12 @@ class Sensor:
             raise ValueError(f"Sensor: got kind {self.kind!r}; allowed: {', '.join(KINDS)}; register(...) adds kinds of your own")
         kind = KINDS[self.kind]
         for target in TARGETS:
-            given = getattr(self, target) is not None
-            if given and target not in (*kind.needs, *kind.takes):
+            is_set = getattr(self, target) is not None
+            if is_set and target not in (*kind.needs, *kind.takes):
                 raise ValueError(
                     f"Sensor {self.kind!r}: got {target}={getattr(self, target)!r}; allowed: {', '.join(kind.needs + kind.takes)}"
                 )
-            if not given and target in kind.needs:
+            if not is_set and target in kind.needs:
                 raise ValueError(f"Sensor {self.kind!r}: got no {target}; give {target}=NAME")
         if self.cutoff < 0 or self.noise < 0:
             raise ValueError(f"Sensor {self.kind!r}: got cutoff={self.cutoff}, noise={self.noise}; allowed: numbers >= 0")

@@ -49,7 +49,7 @@ class Panel(NamedTuple):
         return (
             self.program is program
             and len(self.sensors) == len(sensors)
-            and all([own is other for own, other in zip(self.sensors, sensors, strict=True)])
+            and all([entry is other for entry, other in zip(self.sensors, sensors, strict=True)])
             and all([KINDS.get(sensor.kind) is rule for sensor, rule in zip(sensors, self.rules, strict=True)])
             and self.sites == _sites(sensors, named)
             and self.versions == _versions(self.sites)

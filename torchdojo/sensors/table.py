@@ -115,11 +115,11 @@ class Sensors(MutableMapping[str, Sensor]):
         if not isinstance(sensor, Sensor):
             raise TypeError(f"sensors[{name!r}]: got {type(sensor).__name__}; allowed: td.Sensor(kind, ...)")
         structure = self._structure
-        for given in (sensor.site, sensor.reference):
-            if isinstance(given, str) and given not in self._sites:
-                raise ValueError(f"sensors[{name!r}]: got the site {given!r}; sites are {list(self._sites)}; add it to mech.sites first")
-            if isinstance(given, Site):
-                self._sites.check_body(f"sensors[{name!r}], its site", given.body)
+        for site in (sensor.site, sensor.reference):
+            if isinstance(site, str) and site not in self._sites:
+                raise ValueError(f"sensors[{name!r}]: got the site {site!r}; sites are {list(self._sites)}; add it to mech.sites first")
+            if isinstance(site, Site):
+                self._sites.check_body(f"sensors[{name!r}], its site", site.body)
         if sensor.joint is not None and sensor.joint not in structure.joints:
             raise ValueError(f"sensors[{name!r}]: got the joint {sensor.joint!r}; joints are {list(structure.joints)}")
         self._sites.check_body(f"sensors[{name!r}]", sensor.body)

@@ -227,18 +227,18 @@ def _playback(head: Mapping[str, Any], scene: Scene, name: str, arrays: Arrays) 
     if not np.isfinite(times).all() or (np.diff(times) <= 0).any():
         raise _FileError(f"has {name}/times that do not increase; allowed: finite, increasing times [s]")
     counts = {"bodies": len(scene.bodies), "contacts": len(scene.contacts)}
-    given: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for key, (what, size) in ARRAYS.items():
         if f"{name}/{key}" in arrays or what == "bodies":
-            given[key] = np.asarray(arrays[f"{name}/{key}"], dtype=np.float64)
+            fields[key] = np.asarray(arrays[f"{name}/{key}"], dtype=np.float64)
             expected = (len(times), counts[what], size)
-            if given[key].shape != expected:
-                raise _FileError(f"has {name}/{key} of shape {given[key].shape}; allowed: {expected}, frames x {what} x {size}")
+            if fields[key].shape != expected:
+                raise _FileError(f"has {name}/{key} of shape {fields[key].shape}; allowed: {expected}, frames x {what} x {size}")
     start = f"{name}/curves/"
     curves = {key.removeprefix(start): np.asarray(value, np.float64) for key, value in arrays.items() if key.startswith(start)}
     with np.errstate(invalid="ignore"):
-        given["orientations"] = given["orientations"] / np.linalg.norm(given["orientations"], axis=-1, keepdims=True)
+        fields["orientations"] = fields["orientations"] / np.linalg.norm(fields["orientations"], axis=-1, keepdims=True)
     for curve, values in curves.items():
         if values.shape != times.shape:
             raise _FileError(f"has the curve {curve!r} of shape {values.shape}; allowed: {times.shape}, a number for each frame")
-    return Playback(scene, times, label=str(head.get("label", "")), curves=curves, timestep=float(head.get("timestep", 0.0)), **given)
+    return Playback(scene, times, label=str(head.get("label", "")), curves=curves, timestep=float(head.get("timestep", 0.0)), **fields)

@@ -188,8 +188,8 @@ def live(
         return LiveView(simulation, [scene], [offsets], speed=speed, port=port, host=host)
     if z is not None or u is not None or ctrl is not None:
         raise ValueError("live: got playbacks with z, u or ctrl; a playback has its motion already")
-    given = as_playbacks(shown)
-    replay = Replay(given)
-    places = grid_offsets(len(given), spacing or 0.0)
-    scenes = [given[group[0]].scene for group in replay.groups]
+    playbacks = as_playbacks(shown)
+    replay = Replay(playbacks)
+    places = grid_offsets(len(playbacks), spacing or 0.0)
+    scenes = [playbacks[group[0]].scene for group in replay.groups]
     return LiveView(replay, scenes, [places[group] for group in replay.groups], speed=speed, port=port, host=host)

@@ -33,15 +33,15 @@ OVERLAY_OPACITY = 0.45
 
 def as_playbacks(playbacks: Playback | Sequence[Playback]) -> tuple[Playback, ...]:
     """The given playbacks, each with one frame or more."""
-    given = (playbacks,) if isinstance(playbacks, Playback) else tuple(playbacks)
-    if not given:
+    sequence = (playbacks,) if isinstance(playbacks, Playback) else tuple(playbacks)
+    if not sequence:
         raise ValueError("playbacks: got none; give a Playback, or a sequence of one or more")
-    for i, playback in enumerate(given):
+    for i, playback in enumerate(sequence):
         if not isinstance(playback, Playback):
             raise TypeError(f"playbacks[{i}]: got {type(playback).__name__}; allowed: torchdojo.viewer.Playback")
         if playback.num_frames == 0:
             raise ValueError(f"playbacks[{i}] ({playback.label!r}): got 0 frames; simulate at least one step, or leave it out")
-    return given
+    return sequence
 
 
 def finite_frames(playback: Playback) -> NDArray[np.bool_]:

@@ -65,9 +65,9 @@ def write_video(
     for name, value in (("fps", fps), ("speed", speed)):
         if not 0.0 < value < math.inf:
             raise ValueError(f"{name}: got {value}; allowed: a positive finite number")
-    given = as_playbacks(playbacks)
+    sequence = as_playbacks(playbacks)
     with WRITERS[path.suffix](path, size, fps) as output:
-        for picture in draw_frames(given, size=size, fps=fps, speed=speed, follow=follow, spacing=spacing, view=view, forces=forces):
+        for picture in draw_frames(sequence, size=size, fps=fps, speed=speed, follow=follow, spacing=spacing, view=view, forces=forces):
             output.add(picture)
     return path
 
@@ -84,17 +84,17 @@ def draw_frames(
     forces: bool = True,
 ) -> Iterator[Picture]:
     """The pictures (height, width, 3) of a video, one by one. Arguments as in `write_video`."""
-    given = as_playbacks(playbacks)
-    offsets = grid_offsets(len(given), spacing)
-    times = picture_times(given, fps, speed)
-    cameras = track(given, offsets, times, follow, view)
-    frames = np.stack([frames_at(playback, times) for playback in given], axis=-1)
-    scale = _arrow_scale(given, cameras[0]) if forces else 0.0
-    captions = _Captions(given, size, overlay=spacing == 0.0)
-    renderer = Renderer(given, offsets, size, overlay=spacing == 0.0, extent=0.4 * cameras[0].distance)
+    sequence = as_playbacks(playbacks)
+    offsets = grid_offsets(len(sequence), spacing)
+    times = picture_times(sequence, fps, speed)
+    cameras = track(sequence, offsets, times, follow, view)
+    frames = np.stack([frames_at(playback, times) for playback in sequence], axis=-1)
+    scale = _arrow_scale(sequence, cameras[0]) if forces else 0.0
+    captions = _Captions(sequence, size, overlay=spacing == 0.0)
+    renderer = Renderer(sequence, offsets, size, overlay=spacing == 0.0, extent=0.4 * cameras[0].distance)
     try:
         for time, camera, row in zip(times, cameras, frames, strict=True):
-            placed = zip(given, offsets, row, strict=True)
+            placed = zip(sequence, offsets, row, strict=True)
             arrows = [arrow for playback, offset, frame in placed for arrow in _arrows(playback, offset, frame, scale)]
             yield captions.write(renderer.draw(row, camera, arrows), float(time), row)
     finally:

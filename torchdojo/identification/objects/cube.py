@@ -80,32 +80,32 @@ def cube_model(
         start: values by name, where a fit starts and for unknowns that are not fitted; default: nominal.
         laws: further keywords of the contacts.
     """
-    given = parts.merged(NOMINAL, start)
-    laws = parts.acting_laws(given, parameters, laws)
-    mech = cube(given["half_side"], given["mass"], 0.00081, given["friction"], timestep, given["gravity"], kappa, **laws)
+    numbers = parts.merged(NOMINAL, start)
+    laws = parts.acting_laws(numbers, parameters, laws)
+    mech = cube(numbers["half_side"], numbers["mass"], 0.00081, numbers["friction"], timestep, numbers["gravity"], kappa, **laws)
     contacts = [cast(NonlinearContact, contact) for contact in mech.contacts.values()]
-    rounded = 1 - given["corner_radius"] / given["half_side"]
-    corners = rounded * torch.stack([c.point.detach() for c in contacts]) if given["corners"] is None else vector(given["corners"])
-    mech.bodies["cube"].inertia = parts.inertia_from("second_moments")({"second_moments": vector(given["second_moments"])}, corners)
-    mech.gravity = torch.tensor((*given["tilt"], -given["gravity"]), dtype=torch.float64)
+    rounded = 1 - numbers["corner_radius"] / numbers["half_side"]
+    corners = rounded * torch.stack([c.point.detach() for c in contacts]) if numbers["corners"] is None else vector(numbers["corners"])
+    mech.bodies["cube"].inertia = parts.inertia_from("second_moments")({"second_moments": vector(numbers["second_moments"])}, corners)
+    mech.gravity = torch.tensor((*numbers["tilt"], -numbers["gravity"]), dtype=torch.float64)
     for contact, corner in zip(contacts, corners, strict=True):
-        contact.radius, contact.offset = given["corner_radius"], given["plane_height"]
-        contact.point = corner - vector(given["centre_of_mass"])
+        contact.radius, contact.offset = numbers["corner_radius"], numbers["plane_height"]
+        contact.point = corner - vector(numbers["centre_of_mass"])
     unknowns = [
-        *parts.contact_parameters(given, laws),
-        Parameter("half_side", given["half_side"], lower=0.0),
+        *parts.contact_parameters(numbers, laws),
+        Parameter("half_side", numbers["half_side"], lower=0.0),
         Parameter("corners", corners, scale=1e-2),
-        Parameter("mass", given["mass"], "bodies.cube.mass", lower=0.0),
-        Parameter("second_moments", given["second_moments"], lower=0.0),
-        Parameter("centre_of_mass", given["centre_of_mass"], scale=1e-2),
+        Parameter("mass", numbers["mass"], "bodies.cube.mass", lower=0.0),
+        Parameter("second_moments", numbers["second_moments"], lower=0.0),
+        Parameter("centre_of_mass", numbers["centre_of_mass"], scale=1e-2),
     ]
-    value = reader(given)
+    value = reader(numbers)
 
     def recorded_points(values: Mapping[str, Tensor]) -> Tensor:
         return -value(values, "centre_of_mass")[..., None, :]
 
-    shifted = "centre_of_mass" in parameters or any(given["centre_of_mass"])
-    ties = _ties(list(mech.contacts), given)
+    shifted = "centre_of_mass" in parameters or any(numbers["centre_of_mass"])
+    ties = _ties(list(mech.contacts), numbers)
     return ParametricMechanism(mech, *parts.choose(unknowns, ties, parameters), recorded_points=recorded_points if shifted else None)
 
 

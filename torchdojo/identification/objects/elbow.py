@@ -120,26 +120,30 @@ def elbow_model(
         start: values by name, where a fit starts and for unknowns that are not fitted; default: nominal.
         laws: further keywords of the contacts.
     """
-    given = parts.merged(NOMINAL, start)
-    laws = parts.acting_laws(given, parameters, laws)
-    bends = bool(given["bending_stiffness"]) or "bending_stiffness" in parameters
+    numbers = parts.merged(NOMINAL, start)
+    laws = parts.acting_laws(numbers, parameters, laws)
+    bends = bool(numbers["bending_stiffness"]) or "bending_stiffness" in parameters
     if bends:
-        given = {**given, "bending_stiffness": given["bending_stiffness"] or 50.0, "bending_damping": given["bending_damping"] or 1e-2}
-    damping, rubbing = (float(vector(given[name]).sum()) for name in ("hinge_damping", "hinge_friction"))
+        numbers = {
+            **numbers,
+            "bending_stiffness": numbers["bending_stiffness"] or 50.0,
+            "bending_damping": numbers["bending_damping"] or 1e-2,
+        }
+    damping, rubbing = (float(vector(numbers[name]).sum()) for name in ("hinge_damping", "hinge_friction"))
     hinge: dict[str, Any] = {"damper": damping}
     if "hinge_friction" in parameters or rubbing:
         hinge["friction"] = rubbing or 1e-4
-    mech = elbow(given["friction"], timestep, given["gravity"], kappa, hinge=hinge, bends=bends, **laws)
-    ties = {**_hinge_ties(given, bends, timestep), **_link_ties(given, mech), "gravity": (parts.tilted_gravity, ("gravity", "tilt"))}
-    _set_given(mech, given, ties)
+    mech = elbow(numbers["friction"], timestep, numbers["gravity"], kappa, hinge=hinge, bends=bends, **laws)
+    ties = {**_hinge_ties(numbers, bends, timestep), **_link_ties(numbers, mech), "gravity": (parts.tilted_gravity, ("gravity", "tilt"))}
+    _set_given(mech, numbers, ties)
 
     def recorded_points(values: Mapping[str, Tensor]) -> Tensor:
-        return -reader(given)(values, "centre_of_mass_1")[..., None, :]
+        return -reader(numbers)(values, "centre_of_mass_1")[..., None, :]
 
-    shifted = "centre_of_mass_1" in parameters or any(given["centre_of_mass_1"])
+    shifted = "centre_of_mass_1" in parameters or any(numbers["centre_of_mass_1"])
     return ParametricMechanism(
         mech,
-        *parts.choose(_unknowns(given, laws, hinge, bends), ties, parameters),
+        *parts.choose(_unknowns(numbers, laws, hinge, bends), ties, parameters),
         recorded_points=recorded_points if shifted else None,
         unrecorded=("bending",) if bends else (),
     )

@@ -83,7 +83,7 @@ def _drive(mech: Mechanism, robot: MjcfInfo, i: int, findings: Findings, name: s
         if not contacts:
             return None
         # Contacts of a pair begin at the sum of the margins of its geoms.
-        margins = [model.geom_margin[here] for here in (model.geom_bodyid == number, model.geom_bodyid != number)]
+        margins = [model.geom_margin[mask] for mask in (model.geom_bodyid == number, model.geom_bodyid != number)]
         reach = max(HELD, float(sum(margin.max(initial=0.0) for margin in margins)))
         if reach > REACH and any(isinstance(contact, NearContact) for contact in contacts):
             reach = REACH

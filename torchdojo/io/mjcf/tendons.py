@@ -171,7 +171,7 @@ class _Reader:
 
     def equalities(self, numbers: Collection[int], soft: bool, switches: bool) -> dict[str, SpatialTendon | StringCoupling]:
         """The equality constraints of spatial tendons; what they lack is noted."""
-        found: dict[str, SpatialTendon | StringCoupling] = {}
+        constraints: dict[str, SpatialTendon | StringCoupling] = {}
         kind = "equality constraints of spatial tendons"
         for i in numbers:
             label, reason = equality_label(self.model, i), self._refused(i, soft)
@@ -179,10 +179,10 @@ class _Reader:
                 self.findings.add("ignored", kind, label, reason)
                 continue
             linear = soft and not switches and not np.any(self.model.eq_data[i, 2:5])
-            found[label] = self._equality(i) if linear else self._coupling(i, soft, switches)
+            constraints[label] = self._equality(i) if linear else self._coupling(i, soft, switches)
             if soft:
                 self.findings.add("approximated", kind, label, STRING if linear else YIELDS)
-        return found
+        return constraints
 
     def _refused(self, i: int, soft: bool) -> str:
         """Why an equality constraint of a spatial tendon is left out; empty where it is there."""

@@ -157,8 +157,8 @@ def _joints(file: Writing, name: str, joint: StandardJoint) -> Iterator[ElementT
     file.left_out += [f"joints.{name}.{law}" for law in lost if getattr(joint, law, None) is not None]
     if _is_free(joint):
         laws = ("spring", "damper", "friction", "armature")
-        given = {law: getattr(joint, law) for law in laws}
-        file.left_out += [f"joints.{name}.{law}" for law, value in given.items() if value is not None and bool((value != 0).any())]
+        law_values = {law: getattr(joint, law) for law in laws}
+        file.left_out += [f"joints.{name}.{law}" for law, value in law_values.items() if value is not None and bool((value != 0).any())]
         file.left_out += [f"joints.{name}.limits"] if joint.limits is not None else []
         yield ElementTree.Element("freejoint", name=name)
         return

@@ -103,8 +103,8 @@ def _motor(file: Writing, name: str) -> dict[str, str] | None:
         return None
     bounds = {key: range_of(getattr(motors, key)[i], f"{key} of {name!r}") for key in ("ctrlrange", "forcerange")}
     laws = _affine("gain", motors.gain[i], motors.length0[i]) | _affine("bias", motors.bias[i], motors.length0[i])
-    given = {"joint": file.coordinates[place], "gear": text_of(motors.gear[i]), **laws}
-    return given | {key: value for key, value in bounds.items() if value is not None}
+    attributes = {"joint": file.coordinates[place], "gear": text_of(motors.gear[i]), **laws}
+    return attributes | {key: value for key, value in bounds.items() if value is not None}
 
 
 def _affine(key: str, numbers: Tensor, length0: Tensor) -> dict[str, str]:
@@ -199,10 +199,10 @@ def _sites(file: Writing, name: str, drive: Drive) -> dict[str, str]:
 
 def _muscle(key: str, numbers: Tensor, drive: Drive) -> dict[str, str]:
     """The numbers of a muscle, with its peak force, which MuJoCo would otherwise take from its own acceleration per force."""
-    given = numbers[:MUSCLE].clone()
-    if given[2] < 0:
-        given[2] = given[3] / max(float(numbers_of(drive.acc0)), 1e-15)
-    return {f"{key}type": "muscle", f"{key}prm": text_of(given)}
+    parameters = numbers[:MUSCLE].clone()
+    if parameters[2] < 0:
+        parameters[2] = parameters[3] / max(float(numbers_of(drive.acc0)), 1e-15)
+    return {f"{key}type": "muscle", f"{key}prm": text_of(parameters)}
 
 
 def _flat(values: Any, label: str) -> Tensor:

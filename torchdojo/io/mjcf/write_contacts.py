@@ -93,8 +93,8 @@ def _shape(contact: Contact, kind: str, prefix: str) -> dict[str, str]:
 
 def _surface(contact: Contact) -> tuple[str, tuple[str, str, str]]:
     """condim, and friction against sliding, turning and rolling; MuJoCo's own numbers stand where a law does not act."""
-    given = [getattr(contact, law, None) for law in ("friction", "torsional_friction", "rolling_friction")]
-    condim = "6" if given[2] is not None else "4" if given[1] is not None else "3"
+    coefficients = [getattr(contact, law, None) for law in ("friction", "torsional_friction", "rolling_friction")]
+    condim = "6" if coefficients[2] is not None else "4" if coefficients[1] is not None else "3"
     usual = (0.0, 0.005, 0.0001) if condim == "3" else (0.0, 0.0, 0.0)
-    sliding, turning, rolling = (absent if value is None else float(value) for value, absent in zip(given, usual, strict=True))
+    sliding, turning, rolling = (absent if value is None else float(value) for value, absent in zip(coefficients, usual, strict=True))
     return condim, (f"{sliding:.17g}", f"{turning:.17g}", f"{rolling:.17g}")

@@ -52,10 +52,10 @@ def _write_ellipsoid(file: Writing, i: int, ellipsoid: FluidEllipsoid) -> None:
         if value.ndim > 1:
             number_of(value, f"{key} of passive")
     shape = {"type": "ellipsoid", "size": text_of(numbers["semiaxes"])}
-    felt = {"fluidshape": "ellipsoid", "fluidcoef": text_of(numbers["coefficients"])}
+    fluid = {"fluidshape": "ellipsoid", "fluidcoef": text_of(numbers["coefficients"])}
     place = {"pos": text_of(ellipsoid.frame.position), "quat": text_of(ellipsoid.frame.orientation)}
     apart = {"contype": "0", "conaffinity": "0", "mass": "0"}
-    geom = ElementTree.SubElement(file.bodies[ellipsoid.frame.body], "geom", {**shape, **felt, **place, **apart})
+    geom = ElementTree.SubElement(file.bodies[ellipsoid.frame.body], "geom", {**shape, **fluid, **place, **apart})
     if ellipsoid.added_mass is not None and not _is_compiled(geom, ellipsoid):
         file.left_out.append(f"passive.ellipsoids.{i}.added_mass")
 
@@ -64,9 +64,9 @@ def _is_compiled(geom: ElementTree.Element, ellipsoid: FluidEllipsoid) -> bool:
     """Whether added mass and inertia are what MuJoCo's compiler gives the geom."""
     text = ElementTree.tostring(geom, encoding="unicode")
     model = import_mujoco().MjModel.from_xml_string(f"<mujoco><worldbody>{text}</worldbody></mujoco>")
-    given = (as_tensor(value, "added inertia").detach().double() for value in (ellipsoid.added_mass, ellipsoid.added_inertia))
+    inertias = (as_tensor(value, "added inertia").detach().double() for value in (ellipsoid.added_mass, ellipsoid.added_inertia))
     compiled = (torch.tensor(value, dtype=torch.float64) for value in fluid_numbers(model, 0)[2:])
-    return all(torch.allclose(ours, theirs, rtol=SAME, atol=0) for ours, theirs in zip(given, compiled, strict=True))
+    return all(torch.allclose(ours, theirs, rtol=SAME, atol=0) for ours, theirs in zip(inertias, compiled, strict=True))
 
 
 def _shares(file: Writing, passive: PassiveForces) -> dict[str, float] | None:
@@ -102,8 +102,8 @@ def write_poses(file: Writing) -> None:
         options["qpos"], options["qvel"] = (" ".join(values) for values in placed)
         motors = mech.actuators
         if pose.ctrl is not None and motors is not None:
-            given = dict(zip(motors.names, as_tensor(pose.ctrl, "ctrl").tolist(), strict=True))
-            options["ctrl"] = text_of([given.get(actuator, 0.0) for actuator in file.actuators])
+            controls = dict(zip(motors.names, as_tensor(pose.ctrl, "ctrl").tolist(), strict=True))
+            options["ctrl"] = text_of([controls.get(actuator, 0.0) for actuator in file.actuators])
         ElementTree.SubElement(file.section("keyframe"), "key", options)
 
 

@@ -126,8 +126,8 @@ def _surface(
     place: dict[str, Any] = {"pos": text_of(tendon.centers[number]), "quat": text_of(getattr(tendon, tendon.orientations_field)[number])}
     alone: dict[str, Any] = {"contype": "0", "conaffinity": "0", "mass": "0", "group": "3"}
     ElementTree.SubElement(file.bodies[tendon.bodies[surface.body]], "geom", name=label, type=kind, size=size, **place, **alone)
-    given = {"geom": label} | ({"sidesite": sides[surface.side]} if surface.side >= 0 else {})
-    return ElementTree.Element("geom", given)
+    attributes = {"geom": label} | ({"sidesite": sides[surface.side]} if surface.side >= 0 else {})
+    return ElementTree.Element("geom", attributes)
 
 
 def write_couplings(file: Writing) -> None:
@@ -149,8 +149,8 @@ def write_loops(file: Writing) -> None:
         if name in file.mech.tree_joints:
             continue
         assert isinstance(joint, StandardJoint)  # `write_mjcf` refuses others
-        given = {law: getattr(joint, law) for law in LOST_LAWS}
-        lost = [law for law, value in given.items() if value is not None and bool((value != 0).any())]
+        law_values = {law: getattr(joint, law) for law in LOST_LAWS}
+        lost = [law for law, value in law_values.items() if value is not None and bool((value != 0).any())]
         file.left_out += [f"joints.{name}.{law}" for law in lost] + ([f"joints.{name}.limits"] if joint.limits is not None else [])
         parent, child = joint.body_names
         first = file.site(f"{name}_parent", parent, joint.parent_anchor, quat=text_of(joint.orientation_offset))

@@ -38,8 +38,8 @@ class Writing:
 
     def section(self, tag: str) -> ElementTree.Element:
         """The element of this tag under the root, made where there is none."""
-        found = self.root.find(tag)
-        return ElementTree.SubElement(self.root, tag) if found is None else found
+        element = self.root.find(tag)
+        return ElementTree.SubElement(self.root, tag) if element is None else element
 
     def site(self, name: str, body: str | None, position: Tensor, **more: Any) -> str:
         """Add a site that the mechanism has not named. position: (3,), in the frame of the body [m]. The result is its name."""

@@ -310,8 +310,8 @@ def _pairs(
             left.append(f"{links[id(shape)]}-{links[id(its_shape)]}")
             continue
         both = [surfaces.get(links[id(one)], Surface()) for one in (shape, its_shape)]
-        given = [surface.friction for surface in both if surface.friction is not None]
-        friction = float(np.prod(given)) if given else FRICTION  # Bullet's product
+        coefficients = [surface.friction for surface in both if surface.friction is not None]
+        friction = float(np.prod(coefficients)) if coefficients else FRICTION  # Bullet's product
         laws = laws_between(*both, default=FRICTION)
         result[f"{labels[i]}_{labels[j]}"] = PairInfo(body, shape, other, its_shape, friction, laws, links[id(its_shape)])
     notes.add("used", "<disable_collisions>", dict.fromkeys(left), "the SRDF says that these links do not touch", "none")

@@ -239,27 +239,27 @@ def _check_attributes(element: Element, where: str, context: _Context) -> None:
                 f"{context.path}: {where} has {attribute}={text!r}: this is a xacro file; expand it first: xacro FILE > robot.urdf"
             )
     for attribute, (count, required) in NUMBERS.get(tag, {}).items():
-        given = element.get(attribute)
-        if given is None:
+        value = element.get(attribute)
+        if value is None:
             if required:
                 raise ValueError(f"{context.path}: {where} has no attribute {attribute!r}; give it {count} number(s)")
             continue
         try:
-            numbers = [float(word.rstrip(",")) for word in given.split()]  # some files separate them by commas
+            numbers = [float(word.rstrip(",")) for word in value.split()]  # some files separate them by commas
         except ValueError:
             numbers = []
         if tag == "mesh" and len(numbers) == 1:
             numbers *= 3
         if len(numbers) > count:
             findings.add(
-                "ignored", "numbers beyond those needed", f"{attribute}={given!r} of {where}", f"the first {count} are read", "structure"
+                "ignored", "numbers beyond those needed", f"{attribute}={value!r} of {where}", f"the first {count} are read", "structure"
             )
             numbers = numbers[:count]
         finite = tag == "limit" or all(math.isfinite(number) for number in numbers)
         if len(numbers) != count or not finite or any(math.isnan(number) for number in numbers):
-            raise ValueError(f"{context.path}: {where} has {attribute}={given!r}; allowed: {count} finite number(s) separated by spaces")
+            raise ValueError(f"{context.path}: {where} has {attribute}={value!r}; allowed: {count} finite number(s) separated by spaces")
         if tag == "dynamics" and numbers[0] < 0:
-            raise ValueError(f"{context.path}: {where} has {attribute}={given!r}; allowed: 0 or positive")
+            raise ValueError(f"{context.path}: {where} has {attribute}={value!r}; allowed: 0 or positive")
         element.set(attribute, " ".join(map(repr, numbers)))
 
 

@@ -50,10 +50,10 @@ def _pair(element: Element, known: dict[str, None], path: Path) -> frozenset[str
 
 
 def _link(element: Element, attribute: str, known: dict[str, None], path: Path) -> str:
-    given = element.get(attribute)
-    if given is None:
+    link_name = element.get(attribute)
+    if link_name is None:
         raise ValueError(f"{path}: <{element.tag}> lacks the attribute {attribute}; allowed: the name of a link of the robot")
-    name = clean_name(given)
+    name = clean_name(link_name)
     if name not in known:
-        raise ValueError(f"{path}: <{element.tag}> names the link {given!r}, which the robot lacks; links are {list(known)}")
+        raise ValueError(f"{path}: <{element.tag}> names the link {link_name!r}, which the robot lacks; links are {list(known)}")
     return name

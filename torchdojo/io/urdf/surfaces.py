@@ -76,7 +76,7 @@ def read_surfaces(root: Element, findings: Findings) -> dict[str, Surface]:
 
 
 def _read_contact(contact: Element, link: str, surfaces: dict[str, Surface], findings: Findings) -> None:
-    given: dict[str, float] = {}
+    values: dict[str, float] = {}
     for child in contact:
         tag, number = str(child.tag), _number(child)
         if tag in SOLVER:
@@ -86,21 +86,21 @@ def _read_contact(contact: Element, link: str, surfaces: dict[str, Surface], fin
         elif number is None or number < 0:
             findings.add("ignored", f"<{tag}>", link, "its value is not a number of 0 or more")
         elif number > 0 or tag == "lateral_friction":
-            given[BULLET[tag]] = number
+            values[BULLET[tag]] = number
     surface = surfaces.setdefault(link, Surface())
-    if "friction" in given:
-        surface.friction = _friction(given.pop("friction"), link, findings)
-    surface.inertia_scaling = given.pop("inertia_scaling", 1.0)
-    if "stiffness" not in given and given.pop("damping", 0.0):
+    if "friction" in values:
+        surface.friction = _friction(values.pop("friction"), link, findings)
+    surface.inertia_scaling = values.pop("inertia_scaling", 1.0)
+    if "stiffness" not in values and values.pop("damping", 0.0):
         findings.add("ignored", "<damping>", link, "a hard contact has no damping; <stiffness> would make it compliant", "structure")
-    if "stiffness" in given:
-        given.setdefault("damping", 0.0)
-        if given.pop("restitution", 0.0):
+    if "stiffness" in values:
+        values.setdefault("damping", 0.0)
+        if values.pop("restitution", 0.0):
             findings.add("ignored", "<restitution>", link, "a compliant contact bounces by its stiffness")
-    if given.get("restitution", 0.0) > 1.0:
-        findings.add("approximated", "<restitution>", link, f"{given['restitution']:g} would add energy: it is 1 here")
-        given["restitution"] = 1.0
-    surface.options = given
+    if values.get("restitution", 0.0) > 1.0:
+        findings.add("approximated", "<restitution>", link, f"{values['restitution']:g} would add energy: it is 1 here")
+        values["restitution"] = 1.0
+    surface.options = values
 
 
 def _read_gazebo(element: Element, links: set[str], surfaces: dict[str, Surface], findings: Findings) -> None:
