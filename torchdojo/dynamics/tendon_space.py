@@ -7,6 +7,7 @@ from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.dynamics.joint_space import JointSpace
+from torchdojo.elements.tendon_paths import Strings
 from torchdojo.parameters import broadcast_shapes
 from torchdojo.precision import in_float64
 from torchdojo.state import minimal
@@ -28,6 +29,17 @@ class TendonSpace(JointSpace):
         """
         self.check_state(z)
         return _side_by_side(z, [tendon.path(*self.element_poses(z, tendon)).length for tendon in self.named_tendons().values()])
+
+    @in_float64
+    def tendon_routes(self, z: Tensor) -> dict[str, Tensor]:
+        """Points (..., n, 3) along the string of each spatial tendon at z [m], in the world, to draw; NaN between branches.
+
+        Args:
+            z: (..., 13 nb).
+        """
+        self.check_state(z)
+        tendons = self.named_tendons()
+        return {name: tendon.route(*self.element_poses(z, tendon)) for name, tendon in tendons.items() if isinstance(tendon, Strings)}
 
     @in_float64
     def tendon_velocities(self, z: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torchdojo.elements.couplings import kinematic_fields
 from torchdojo.elements.element import Pose
 from torchdojo.elements.joint import Joint
 from torchdojo.elements.tendon import Path, Tendon
-from torchdojo.geometry.wrapping import wrap
+from torchdojo.geometry.wrapping import Wrapped, arc_points, wrap
 from torchdojo.parameters import as_tensor, bind, require
 
 __all__ = ["FixedTendon", "Pulley", "SpatialTendon", "Wrap"]
@@ -235,7 +235,6 @@ class Strings:
     ) -> Iterator[tuple[Tensor, Tensor | None, list[tuple[int, Tensor, Tensor]]]]:
         """Per span: its length, its weight (None: 1), and (body, point, force) of a unit of tension, as derivatives of the length."""
         points = [poses[body].point(self.points[..., i, :]) for i, body in enumerate(self.site_bodies)]
-        orientations = getattr(self, self.orientations_field) if self.surfaces else self.points
         for span in spans:
             weight = 1 / self.divisors[..., span.pulley] if span.pulley >= 0 else None
             start, end = points[span.start], points[span.end]
@@ -245,11 +244,7 @@ class Strings:
                 yield way, weight, [] if ends[0] == ends[1] else [(ends[0], start, -along), (ends[1], end, along)]
                 continue
             surface = self.surfaces[span.surface]
-            pose = poses[surface.body]
-            center = pose.point(self.centers[..., span.surface, :])
-            turn = quat.multiply(pose.q, quat.normalize(orientations[..., span.surface, :]))
-            side = None if surface.side < 0 else poses[self.side_bodies[surface.side]].point(self.sides[..., surface.side, :])
-            wraps, first, second, arc = wrap(start, end, center, turn, self.radii[..., span.surface], cylinder=surface.cylinder, side=side)
+            _, _, (wraps, first, second, arc) = self._around(poses, span, start, end)
             touching = wraps[..., None]
             way, along = _straight(start, torch.where(touching, first, end))
             back, away = _straight(torch.where(touching, second, start), end)
@@ -260,6 +255,38 @@ class Strings:
                 (surface.body, second, torch.where(touching, -away, zero)),
                 (ends[1], end, away),
             ]  # fmt: skip
+
+    def _around(self, poses: Sequence[Pose], span: Span, start: Tensor, end: Tensor) -> tuple[Tensor, Tensor, Wrapped]:
+        """The surface of a span, its center and attitude in the world, and the path around it."""
+        surface = self.surfaces[span.surface]
+        pose = poses[surface.body]
+        center = pose.point(self.centers[..., span.surface, :])
+        turn = quat.multiply(pose.q, quat.normalize(getattr(self, self.orientations_field)[..., span.surface, :]))
+        side = None if surface.side < 0 else poses[self.side_bodies[surface.side]].point(self.sides[..., surface.side, :])
+        wrapped = wrap(start, end, center, turn, self.radii[..., span.surface], cylinder=surface.cylinder, side=side)
+        return center, turn, wrapped
+
+    @torch.no_grad()
+    def route(self, *poses: Pose, count: int = 9) -> Tensor:
+        """Points (..., n, 3) along the strings, in the world, to draw; NaN between branches.
+
+        Args:
+            poses: one per body. count: points on each surface.
+        """
+        points = [poses[body].point(self.points[..., i, :]) for i, body in enumerate(self.site_bodies)]
+        places: list[Tensor] = []
+        last = -1
+        for span in self.spans:
+            start, end = points[span.start], points[span.end]
+            if span.start != last:
+                places += [torch.full_like(start, torch.nan), start] if places else [start]
+            if span.surface >= 0:
+                center, turn, wrapped = self._around(poses, span, start, end)
+                cylinder = self.surfaces[span.surface].cylinder
+                places += arc_points(wrapped, start, center, turn, cylinder=cylinder, count=count).unbind(-2)
+            places.append(end)
+            last = span.end
+        return torch.stack(torch.broadcast_tensors(*places), dim=-2)
 
 
 class SpatialTendon(Strings, Tendon):

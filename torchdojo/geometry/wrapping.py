@@ -24,7 +24,7 @@ from torch import Tensor
 
 from torchdojo import quaternion as quat
 
-__all__ = ["Wrapped", "wrap"]
+__all__ = ["Wrapped", "arc_points", "wrap"]
 
 SMALLEST = 1e-15  # [m], [1] lengths and determinants below do not count
 INSIDE_ITERATIONS = 30  # of Newton's method; the string starts at z = START, on the convex side of the root
@@ -189,3 +189,29 @@ def _inside(a: Tensor, b: Tensor, radius: Tensor, valid: Tensor) -> tuple[Tensor
     half = a + b
     half = half / _norm(_keep(_norm(half) > SMALLEST, half))[..., None]
     return touches, r[..., None] * torch.where(solvable[..., None], contact, half)
+
+
+def arc_points(wrapped: Wrapped, start: Tensor, center: Tensor, turn: Tensor, *, cylinder: bool, count: int) -> Tensor:
+    """Points (..., count, 3) of a path on its surface, evenly from where it meets the surface to where it leaves it, to draw.
+
+    Args:
+        wrapped: of `wrap`. start, center, turn: as in `wrap`. count: 2 or more. Where nothing is touched, all points are the start.
+    """
+    first, second, before = (quat.inverse_rotate(turn, point - center) for point in (wrapped.first, wrapped.second, start))
+    flat = first.new_tensor([1.0, 1.0, 0.0 if cylinder else 1.0])
+    rise = second[..., 2:] - first[..., 2:] if cylinder else torch.zeros_like(first[..., 2:])
+    out = flat * first
+    radius = torch.linalg.vector_norm(out, dim=-1, keepdim=True).clamp_min(SMALLEST)
+    out = out / radius
+    # The string comes in along a tangent. Where it starts on the surface, the chord has the direction.
+    coming = flat * (first - before)
+    coming = torch.where((coming.abs().amax(-1, keepdim=True) < SMALLEST), flat * (second - first), coming)
+    coming = coming - (coming * out).sum(-1, keepdim=True) * out
+    coming = coming / torch.linalg.vector_norm(coming, dim=-1, keepdim=True).clamp_min(SMALLEST)
+    swept = torch.sqrt((wrapped.arc[..., None] ** 2 - rise**2).clamp_min(0.0)) / radius
+    share = torch.linspace(0.0, 1.0, count, dtype=first.dtype, device=first.device)[:, None]
+    angle = share * swept[..., None, :]
+    local = radius[..., None, :] * (torch.cos(angle) * out[..., None, :] + torch.sin(angle) * coming[..., None, :])
+    local = local + (1 - flat) * (first[..., None, :] + share * (second - first)[..., None, :])
+    points = center[..., None, :] + quat.rotate(turn[..., None, :].expand(*local.shape[:-1], 4), local)
+    return torch.where(wrapped.wraps[..., None, None], points, start[..., None, :])

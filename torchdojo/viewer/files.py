@@ -73,6 +73,10 @@ def playback_arrays(playbacks: Playback | Sequence[Playback], folder: str | Path
                 arrays[f"{name}/{key}"] = _rounded(getattr(playback, key), ROUNDING.get(key))
         for curve, values in playback.curves.items():
             arrays[f"{name}/curves/{curve}"] = np.asarray(values, dtype=np.float32)
+        for tendon, points in playback.strings.items():
+            arrays[f"{name}/strings/{tendon}"] = np.asarray(points, dtype=np.float32)
+        for tendon, values in playback.loads.items():
+            arrays[f"{name}/loads/{tendon}"] = np.asarray(values, dtype=np.float32)
     arrays[KEY] = np.array(json.dumps({"version": VERSION, "scenes": descriptions, "playbacks": heads}))
     return arrays
 
@@ -234,11 +238,22 @@ def _playback(head: Mapping[str, Any], scene: Scene, name: str, arrays: Arrays) 
             expected = (len(times), counts[what], size)
             if fields[key].shape != expected:
                 raise _FileError(f"has {name}/{key} of shape {fields[key].shape}; allowed: {expected}, frames x {what} x {size}")
-    start = f"{name}/curves/"
-    curves = {key.removeprefix(start): np.asarray(value, np.float64) for key, value in arrays.items() if key.startswith(start)}
+
+    def named(kind: str) -> dict[str, NDArray[Any]]:
+        start = f"{name}/{kind}/"
+        return {key.removeprefix(start): np.asarray(value, np.float64) for key, value in arrays.items() if key.startswith(start)}
+
+    curves, strings, loads = named("curves"), named("strings"), named("loads")
     with np.errstate(invalid="ignore"):
         fields["orientations"] = fields["orientations"] / np.linalg.norm(fields["orientations"], axis=-1, keepdims=True)
     for curve, values in curves.items():
         if values.shape != times.shape:
             raise _FileError(f"has the curve {curve!r} of shape {values.shape}; allowed: {times.shape}, a number for each frame")
-    return Playback(scene, times, label=str(head.get("label", "")), curves=curves, timestep=float(head.get("timestep", 0.0)), **fields)
+    for tendon, points in strings.items():
+        if points.ndim != 3 or points.shape[::2] != (len(times), 3):
+            raise _FileError(f"has {name}/strings/{tendon} of shape {points.shape}; allowed: ({len(times)}, n, 3), frames x points x 3")
+    for tendon, values in loads.items():
+        if values.shape != times.shape:
+            raise _FileError(f"has {name}/loads/{tendon} of shape {values.shape}; allowed: {times.shape}, a number for each frame")
+    fields |= {"curves": curves, "strings": strings, "loads": loads, "timestep": float(head.get("timestep", 0.0))}
+    return Playback(scene, times, label=str(head.get("label", "")), **fields)

@@ -100,6 +100,30 @@ const torchdojo = (() => {
     head.scale.setScalar(thick);
   }
 
+  // Tendons: a rod for each straight part, thin and dark, or from blue to red with the share of the largest load.
+  const ROD = new THREE.CylinderGeometry(1, 1, 1, 8, 1, true).translate(0, 0.5, 0);
+  const SLACK = color("#2a6fdb"), TAUT = color("#d1351b"), PLAIN = color("#7a2f2f");
+  class Cord {
+    constructor({ count, points, shares }) {
+      Object.assign(this, { count, points, shares, group: new THREE.Group() });
+      this.material = new THREE.MeshStandardMaterial({ roughness: 0.6, color: PLAIN });
+      for (let i = 0; i + 1 < count; i++) this.group.add(new THREE.Mesh(ROD, this.material));
+    }
+
+    pose(k, thick) {
+      const point = (i) => new THREE.Vector3(...this.points.subarray(3 * (k * this.count + i), 3 * (k * this.count + i) + 3));
+      this.group.children.forEach((rod, i) => {
+        const from = point(i), way = point(i + 1).sub(from), length = way.length();
+        rod.visible = length > 1e-9;  // false between branches, where points are NaN
+        if (!rod.visible) return;
+        rod.position.copy(from);
+        rod.quaternion.setFromUnitVectors(UP, way.divideScalar(length));
+        rod.scale.set(thick, length, thick);
+      });
+      if (this.shares) this.material.color.copy(SLACK).lerp(TAUT, this.shares[k]);
+    }
+  }
+
   // ---- playbacks
   class Player {
     constructor(data, index) {
@@ -130,7 +154,8 @@ const torchdojo = (() => {
       this.arrows = [];
       for (let k = 0; this.starts && k < this.count; k++)
         while (this.arrows.length < this.starts[k + 1] - this.starts[k]) this.arrows.push(arrow());
-      this.group.add(this.world, ...this.bodies, ...this.arrows);
+      this.cords = (this.strings || []).map((string) => new Cord(string));
+      this.group.add(this.world, ...this.bodies, ...this.arrows, ...this.cords.map((cord) => cord.group));
     }
 
     // The last frame at or before a time. Times are float32, so a frame may round to just after the time.
@@ -158,6 +183,10 @@ const torchdojo = (() => {
         const p = this.poses.subarray(7 * (k * n + i), 7 * (k * n + i) + 7);
         if (!this.gap) place(body, p.subarray(0, 3), p.subarray(3));
       });
+      for (const cord of this.cords) {
+        cord.group.visible = !this.gap;
+        if (!this.gap) cord.pose(k, 0.006 * radius);
+      }
       this.arrows.forEach((group, i) => {
         const row = this.starts[k] + i;
         group.visible = row < this.starts[k + 1] && !this.gap && element("forces").checked;

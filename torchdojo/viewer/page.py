@@ -94,6 +94,10 @@ def _check(playback: Playback, name: str) -> None:
     shapes = {"positions": (*bodies, 3), "orientations": (*bodies, 4), "contact_points": contacts, "contact_forces": contacts}
     received = {key: getattr(playback, key) for key in shapes}
     received |= {f"curve {key!r}": values for key, values in playback.curves.items()}
+    received |= {f"load {key!r}": values for key, values in playback.loads.items()}
+    for key, points in playback.strings.items():
+        if points.ndim != 3 or points.shape[::2] != (frames, 3):
+            raise ValueError(f"{name}: string {key!r} has shape {points.shape}; its times ask for ({frames}, n, 3)")
     for key, value in received.items():
         shape = shapes.get(key, (frames,))
         if value is not None and np.shape(value) != shape:
@@ -196,7 +200,14 @@ def _playback(playback: Playback, scene: int, least_force: float, blob: _Blob) -
         "gaps": _runs(~finite),
         **_pushes(playback, least_force, blob),
         "curves": {name: blob.add(values) for name, values in playback.curves.items()},
+        "strings": [_string(name, points, playback.loads.get(name), blob) for name, points in playback.strings.items()],
     }
+
+
+def _string(name: str, points: NDArray[Any], load: NDArray[Any] | None, blob: _Blob) -> dict[str, Any]:
+    largest = 0.0 if load is None else float(np.nan_to_num(np.abs(load)).max())
+    shares = None if load is None else blob.add(np.nan_to_num(np.abs(load)) / (largest or 1.0))
+    return {"name": name, "count": points.shape[1], "points": blob.add(points), "shares": shares}
 
 
 def _pushes(playback: Playback, least_force: float, blob: _Blob) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from torchdojo.viewer.scene import Scene
 
 __all__ = ["Playback"]
 
+STRING = "string:"  # before the name of a tendon, among the numbers of a motion
 Array = NDArray[np.float64]
 Motion = Trajectory | MinimalTrajectory | Tensor | NDArray[Any]
 
@@ -34,8 +35,9 @@ class Playback:
     times: (K,) [s], increasing. positions: (K, bodies, 3) [m] of centers of mass. orientations: (K, bodies, 4) wxyz, body to world.
     contact_points: (K, contacts, 3) [m] and contact_forces: (K, contacts, 3) [N] on the body, in the mean of the step that ends at
     the frame (zero at the first one); None where they are not known. curves: numbers to plot against time, "energy [J]" -> (K,), each with
-    its unit. timestep: of the simulation [s]; 0 where it is not known. NaN leaves a gap in a curve. A frame whose poses are not finite is a
-    gap: it keeps its time, and nothing is drawn.
+    its unit. strings: points (K, n, 3) [m] along each tendon, NaN between branches. loads: (K,) of tendons by name, which color them: a
+    tension [N], or an activation. timestep: of the simulation [s]; 0 where it is not known. NaN leaves a gap in a curve. A frame whose
+    poses are not finite is a gap: it keeps its time, and nothing is drawn.
     """
 
     scene: Scene
@@ -47,6 +49,8 @@ class Playback:
     contact_forces: Array | None = None
     curves: Mapping[str, Array] = field(default_factory=dict)
     timestep: float = 0.0
+    strings: Mapping[str, Array] = field(default_factory=dict)
+    loads: Mapping[str, Array] = field(default_factory=dict)
 
     @property
     def num_frames(self) -> int:
@@ -64,6 +68,7 @@ class Playback:
         collision: bool = False,
         sites: bool = False,
         curves: Mapping[str, Any] | None = None,
+        loads: Mapping[str, Any] | None = None,
     ) -> Playback:
         """The playback of a rollout, or of states alone.
 
@@ -74,9 +79,12 @@ class Playback:
             repeat: steps of each period of the rollout. collision: draw the shapes that collide, in addition to visual ones. sites: draw
                 the sites, as small balls.
             curves: further numbers to plot, "torque of the knee [N m]" -> (K,) each.
+            loads: name of a spatial tendon -> (K,) numbers that color it, from blue at 0 to red at the largest one: its tension [N], or the
+                activation of its muscle. (K − 1,) are those of the steps, as `mech.drives.rollout` returns them.
 
         Raises:
-            ValueError: states of another mechanism, no frame, a batch without `environment`, an environment that is not there.
+            ValueError: states of another mechanism, no frame, a batch without `environment`, an environment that is not there, loads of
+                unknown tendons or of another length.
         """
         motion = _Motion(mechanism, trajectory, repeat)
         if environment is None and motion.environments > 1:
@@ -86,7 +94,7 @@ class Playback:
             )
         index = motion.check(environment or 0)
         scene = Scene.of(mechanism, environment=index, collision=collision, sites=sites)
-        return motion.playback(cls, index, scene, label, curves or {})
+        return motion.playback(cls, index, scene, label, curves or {}, loads or {})
 
     @classmethod
     def batch(
@@ -109,7 +117,7 @@ class Playback:
             raise ValueError(f"Playback.batch: got {len(names)} labels for {len(chosen)} environments; give one for each")
         scene = Scene.of(mechanism, collision=collision, sites=sites)
         scenes = [Scene.of(mechanism, environment=i, collision=collision, sites=sites) if motion.varied else scene for i in chosen]
-        return [motion.playback(cls, i, scene, name, {}) for i, scene, name in zip(chosen, scenes, names, strict=True)]
+        return [motion.playback(cls, i, scene, name, {}, {}) for i, scene, name in zip(chosen, scenes, names, strict=True)]
 
 
 class _Motion:
@@ -139,7 +147,9 @@ class _Motion:
             raise ValueError(f"environment: got {environment}; allowed: 0 to {self.environments - 1}, of the batch {tuple(self.batch)}")
         return environment
 
-    def playback(self, cls: type[Playback], index: int, scene: Scene, label: str, curves: Mapping[str, Any]) -> Playback:
+    def playback(
+        self, cls: type[Playback], index: int, scene: Scene, label: str, curves: Mapping[str, Any], loads: Mapping[str, Any]
+    ) -> Playback:
         z, mech = self.pick(self.z, index), self.mechanism
         finite = torch.isfinite(z).all(-1).numpy()
         numbers = {name: np.where(finite.reshape(-1, *[1] * (v.ndim - 1)), v, np.nan) for name, v in self.numbers(index).items()}
@@ -169,7 +179,24 @@ class _Motion:
             contact_forces=forces,
             curves=plots,
             timestep=step,
+            strings={name.removeprefix(STRING): points for name, points in numbers.items() if name.startswith(STRING)},
+            loads=self.loads(loads, frames),
         )
+
+    def loads(self, loads: Mapping[str, Any], frames: int) -> dict[str, Array]:
+        """Loads of tendons at all frames; without one at the first frame, that of the first step."""
+        names = list(self.mechanism.tendon_routes(self.pick(self.z, 0)[:1])) if loads else []
+        checked = {}
+        for name, values in loads.items():
+            if name not in names:
+                raise ValueError(f"loads: got the tendon {name!r}; allowed: names of spatial tendons, {names}")
+            row = np.asarray(values.detach().cpu() if isinstance(values, Tensor) else values, dtype=np.float64)
+            if row.shape not in ((frames,), (frames - 1,)):
+                raise ValueError(
+                    f"loads of {name!r}: got shape {row.shape}; allowed: ({frames},) of the frames, or ({frames - 1},) of the steps"
+                )
+            checked[name] = row if len(row) == frames else np.concatenate((row[:1], row)) if len(row) else np.zeros(frames)
+        return checked
 
     def numbers(self, index: int) -> dict[str, Array]:
         """Energies, distances, points and impulses of one environment at its frames, which are in front."""
@@ -195,6 +222,7 @@ class _Motion:
             "potential": mech.potential_energy(frames),
             "distances": mech.distances(frames),
             "points": mech.contact_points(frames),
+            **{STRING + name: points for name, points in mech.tendon_routes(frames).items()},
         }
         if impulses is not None:
             # Near contacts have the places of the last step. Arrows of a trajectory start at those that are near in each frame.
