@@ -44,7 +44,7 @@ from torchdojo.engine.contact_report import ContactReport, TouchingPair
 from torchdojo.engine.drives import Drive, Drives
 from torchdojo.engine.fluid_ellipsoids import FluidEllipsoid
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
-from torchdojo.engine.minimal import MinimalOutput, MinimalTrajectory
+from torchdojo.engine.minimal_steps import MinimalOutput, MinimalTrajectory
 from torchdojo.engine.passive_forces import PassiveForces, PassivePart
 from torchdojo.engine.schedules import KappaSchedule
 from torchdojo.geometry import terrain

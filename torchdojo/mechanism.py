@@ -15,7 +15,7 @@ from torchdojo.dynamics.tendon_space import TendonSpace
 from torchdojo.elements.contacts import Contact, NonlinearContact
 from torchdojo.elements.near_rule import Near, NearRule
 from torchdojo.elements.touching import Solids, added, on_ground, removed
-from torchdojo.engine import linearize, minimal, observables
+from torchdojo.engine import linearize, minimal_steps, observables
 from torchdojo.engine.adaptive import AdaptiveOptions, adaptive_options
 from torchdojo.engine.backend import check_given, visiting
 from torchdojo.engine.backends import Backends
@@ -23,7 +23,7 @@ from torchdojo.engine.contact_report import ContactReport, contact_report
 from torchdojo.engine.drives import Drives
 from torchdojo.engine.feedback import Given
 from torchdojo.engine.linearize import Linearization, MinimalLinearization
-from torchdojo.engine.minimal import MinimalOutput, MinimalPolicy, MinimalTrajectory
+from torchdojo.engine.minimal_steps import MinimalOutput, MinimalPolicy, MinimalTrajectory
 from torchdojo.engine.never_touching import never_touching
 from torchdojo.engine.passive_forces import PassiveForces
 from torchdojo.engine.penetration import warn_of_ground, warn_of_penetration
@@ -307,7 +307,7 @@ class Mechanism(TendonSpace, Sensing):
         Raises:
             ValueError: closed loops or couplings, whose coordinates depend on each other; and as `step`.
         """
-        start = minimal.Coordinates(self.backends, self.options, q, qd)
+        start = minimal_steps.Coordinates(self.backends, self.options, q, qd)
         with self.backends.holding(start.parameters):
             out = self.step(start.z, u, **options)
         return start.after_step(out)
@@ -315,7 +315,7 @@ class Mechanism(TendonSpace, Sensing):
     @in_float64
     def rollout_minimal(self, q: Tensor, qd: Tensor, u: Tensor | MinimalPolicy | None = None, **options: Any) -> MinimalTrajectory:
         """`rollout` in joint coordinates, from q, qd (..., num_coordinates). A policy maps q, qd to u or ctrl. Options: as in `rollout`."""
-        start = minimal.Coordinates(self.backends, self.options, q, qd)
+        start = minimal_steps.Coordinates(self.backends, self.options, q, qd)
 
         def of_states(given: Tensor | MinimalPolicy | None) -> Tensor | Policy | None:
             return given if given is None or isinstance(given, Tensor) else (lambda z: given(*self.to_minimal(z)))
@@ -349,7 +349,7 @@ class Mechanism(TendonSpace, Sensing):
         Raises:
             ValueError: closed loops or couplings; and as `jacobians`.
         """
-        return minimal.jacobians(self.backends, self.options, q, qd, u, warm_start, grad_kappa, out)
+        return minimal_steps.jacobians(self.backends, self.options, q, qd, u, warm_start, grad_kappa, out)
 
     # -- what planners call --------------------------------------------------------------------------------------------------------------
 
@@ -724,7 +724,7 @@ class Mechanism(TendonSpace, Sensing):
         Raises:
             ValueError: no chain of joints with coordinates connects a body with the world.
         """
-        return minimal.to_minimal(self.backends, self.options, z)
+        return minimal_steps.to_minimal(self.backends, self.options, z)
 
     def quick_coordinates(self, z: Tensor) -> tuple[Tensor, Tensor] | None:
         """`to_minimal` of a checked z where the kernel computes it, or None."""
@@ -736,7 +736,7 @@ class Mechanism(TendonSpace, Sensing):
 
         Loops are closed only if the coordinates are those of closed loops; `close_loops` closes others.
         """
-        return minimal.to_maximal(self.backends, self.options, q, qd)
+        return minimal_steps.to_maximal(self.backends, self.options, q, qd)
 
     @in_float64
     def distances(self, z: Tensor) -> Tensor:

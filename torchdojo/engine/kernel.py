@@ -14,7 +14,7 @@ from torchdojo.engine.feedback import Law
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.gradients.request import Request, StepInputs
 from torchdojo.gradients.transforms import forward_mode
-from torchdojo.native import execution, maps, minimal, ops, settled
+from torchdojo.native import execution, maps, minimal_linearization, ops, settled
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import Six
 from torchdojo.native.kernel import Keep, Outputs
@@ -142,7 +142,9 @@ class Kernel(Backend):
             if solved is not None:
                 return solved
         x, u, wrench, warm = self._data(given)
-        return _with_jacobian(*minimal.linearize(self.program, self.request, x, u, wrench, warm, parameters.tensors, parameters, out))
+        return _with_jacobian(
+            *minimal_linearization.linearize(self.program, self.request, x, u, wrench, warm, parameters.tensors, parameters, out)
+        )
 
     def _data(self, given: StepInputs) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """States or coordinates, u (..., 1, nu), wrench and warm start."""

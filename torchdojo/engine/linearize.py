@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdojo.elements.actuators import Actuators
-from torchdojo.engine import minimal
+from torchdojo.engine import minimal_steps
 from torchdojo.engine.backend import Backend, check_given
 from torchdojo.engine.backends import Backends
 from torchdojo.engine.periods import added, check_repeat, law_of
@@ -122,26 +122,26 @@ def linearize_minimal(
     law, n = law_of(structure, u, ctrl), structure.num_coordinates
     inputs = u if law is None else ctrl
     with torch.no_grad():
-        minimal.check(structure, q, qd)
+        minimal_steps.check(structure, q, qd)
         expanded, request = request_of(backends.system, options, torch.broadcast_tensors(q, qd)[0], call.grad_kappa)
-        start = minimal.Coordinates(backends, options, expanded, qd.expand(expanded.shape))
+        start = minimal_steps.Coordinates(backends, options, expanded, qd.expand(expanded.shape))
         step_inputs = check_given(structure, law, start.z, inputs, call.wrench, call.warm_start)
         _check(structure, request, call)
         single, out = check_repeat(call.repeat) == 1, call.out
         if law is None and single:
-            solved, jacobian = minimal.linearize(backends, request, start, step_inputs.u, step_inputs.wrench, step_inputs.warm, out)
+            solved, jacobian = minimal_steps.linearize(backends, request, start, step_inputs.u, step_inputs.wrench, step_inputs.warm, out)
         elif law is not None and law.tree_coordinates is not None and single:
             u_now, by_ctrl, by_q, by_rate = slopes(law, step_inputs.u, step_inputs.z)
-            solved, by_input = minimal.linearize(backends, request, start, u_now, step_inputs.wrench, step_inputs.warm, None)
+            solved, by_input = minimal_steps.linearize(backends, request, start, u_now, step_inputs.wrench, step_inputs.warm, None)
             jacobian = driven_minimal(law, (by_ctrl, by_q, by_rate), by_input, n)
             jacobian = jacobian if out is None else result_tensor(out, jacobian.shape, jacobian).copy_(jacobian)
         else:
             maximal, whole = period(backends.select(request), law, call.repeat, step_inputs, None)
-            jacobian = minimal.of_period(structure, start, maximal, whole, out)
+            jacobian = minimal_steps.of_period(structure, start, maximal, whole, out)
             solved = start.after_step(maximal)
 
     def rows(wrench: Tensor | None) -> Tensor:
-        moved = minimal.Coordinates(backends, options, q, qd)
+        moved = minimal_steps.Coordinates(backends, options, q, qd)
         after = moved.after_step(_steps(backends, request, call, law, moved.z, inputs, wrench))
         return torch.cat((after.q, after.qd), dim=-1)
 

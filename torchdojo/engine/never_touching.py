@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.elements.joints import StandardJoint
-from torchdojo.engine import minimal, observables
+from torchdojo.engine import minimal_steps, observables
 from torchdojo.engine.backends import Backends
 from torchdojo.engine.contact_report import pair_of
 from torchdojo.engine.near_gaps import Cores
@@ -52,7 +52,7 @@ def never_touching(backends: Backends, options: SolverOptions, samples: Any, mar
         while left:
             count = min(left, max(1, AT_ONCE // len(structure.contacts)), CORES_AT_ONCE if near else left)
             q = configurations(structure, count, generator)
-            z = minimal.to_maximal(backends, options, q.reshape(count, *(1,) * batched, -1), None)
+            z = minimal_steps.to_maximal(backends, options, q.reshape(count, *(1,) * batched, -1), None)
             if len(slots) < len(structure.contacts):
                 distances = observables.distances(backends, options, z)
                 nearest = torch.minimum(nearest, distances.flatten(0, -2).amin(0).cpu())

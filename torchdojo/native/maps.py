@@ -21,7 +21,7 @@ from torchdojo.native import kernel, live, loader, operators
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import VECTOR, differentiable
 from torchdojo.native.forward_mode import NO_SECOND_DERIVATIVE
-from torchdojo.native.minimal import bound_tree
+from torchdojo.native.minimal_linearization import bound_tree
 from torchdojo.native.program import Program, by_number
 from torchdojo.native.tables import Derivative, StateMap
 from torchdojo.parameters import broadcast_shapes, transforming

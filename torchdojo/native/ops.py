@@ -16,7 +16,7 @@ from torch import Tensor
 from torchdojo.gradients.batching import align, map_all
 from torchdojo.gradients.request import Request
 from torchdojo.gradients.transforms import LastDerivative, forward_mode, save
-from torchdojo.native import execution, live, minimal, operators
+from torchdojo.native import execution, live, minimal_linearization, operators
 from torchdojo.native.cache import Parameters
 from torchdojo.native.execution import SERIES, VECTOR, Six, rollout_specs
 from torchdojo.native.forward_mode import NO_SECOND_DERIVATIVE, RolloutTangent
@@ -100,7 +100,7 @@ def minimal_jacobian_op(
     """The Jacobian (..., 2n, 2n + nu) of one step in minimal coordinates with u (..., 1, nu). It is not differentiable."""
     lowered, asked = by_number(program), decode(request)
     x = torch.cat((q, qd), dim=-1)
-    return minimal.linearize(lowered, asked, x, u, wrench, warm, *live.given(lowered, asked, parameters))[0]
+    return minimal_linearization.linearize(lowered, asked, x, u, wrench, warm, *live.given(lowered, asked, parameters))[0]
 
 
 def _batch_shape(program: Program, request: list[float], z: Tensor, u: Tensor, wrench: Tensor, parameters: Sequence[Tensor]) -> torch.Size:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from torch import Tensor
 
-from torchdojo.engine.minimal import MinimalTrajectory
+from torchdojo.engine.minimal_steps import MinimalTrajectory
 from torchdojo.engine.rollout import Trajectory
 from torchdojo.mechanism import Mechanism
 from torchdojo.viewer.page import page_html, write_page

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from torchdojo.engine.minimal import MinimalTrajectory
+from torchdojo.engine.minimal_steps import MinimalTrajectory
 from torchdojo.engine.near_gaps import terms_at
 from torchdojo.engine.rollout import Trajectory
 from torchdojo.mechanism import Mechanism

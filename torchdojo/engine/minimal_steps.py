@@ -2,7 +2,7 @@
 
 Both maps are smooth functions of plain numbers (state/minimal.py), so a step in minimal coordinates is smooth, too. Autograd passes through
 the three functions in turn. Jacobians of the three are multiplied: in composed.py with state/minimal_jacobians.py, in the kernel with
-native/minimal.py.
+native/minimal_linearization.py.
 """
 
 from __future__ import annotations
