@@ -53,7 +53,7 @@ class Backends:
         self.program = program(self.system) if unsupported(self.system) is None else None
         self._cache, self._mirror = ParameterCache(), Mirror()
         self.near = near_pairs(structure)
-        self._bare = ParameterCache() if self.near else self._cache  # parameters in which the slots of near contacts have no terms
+        self._bare = ParameterCache(chosen=False) if self.near else self._cache  # parameters without the terms of near contacts
         self._warned = False  # whether the user knows that the reference takes the steps
         self._provide()
 

@@ -7,6 +7,7 @@ law of restitution for them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -29,12 +30,23 @@ class Bounces:
     """
 
     def __init__(self, structure: Structure, pairs: Sequence[NearPair], lead: torch.Size) -> None:
-        names = {id(contact): name for name, contact in structure.named_contacts().items()}
-        layout = structure.impulse_layout
-        self.pairs = pairs
-        self.numbers = [torch.full((lead.numel(), len(pair.slots)), -1) for pair in pairs]
-        self._places = [[layout[f"contacts.{names[id(slot)]}"].start for slot in pair.slots] for pair in pairs]
-        self._laws = [torch.tensor(["restitution" in slot.fields for slot in pair.slots]) for pair in pairs]
+        self.pairs, self._structure, self._lead = pairs, structure, lead
+
+    # Robots have hundreds of pairs, and most steps are taken by the kernel, which does not ask for these: they are made when they are read.
+
+    @cached_property
+    def numbers(self) -> list[Tensor]:
+        return [torch.full((self._lead.numel(), len(pair.slots)), -1) for pair in self.pairs]
+
+    @cached_property
+    def _places(self) -> list[list[int]]:
+        names = {id(contact): name for name, contact in self._structure.named_contacts().items()}
+        layout = self._structure.impulse_layout
+        return [[layout[f"contacts.{names[id(slot)]}"].start for slot in pair.slots] for pair in self.pairs]
+
+    @cached_property
+    def _laws(self) -> list[Tensor]:
+        return [torch.tensor(["restitution" in slot.fields for slot in pair.slots]) for pair in self.pairs]
 
     def forget(self, rows: Tensor | None = None) -> None:
         """No term of these environments bounces. None: of no environment."""

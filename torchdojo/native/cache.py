@@ -13,7 +13,9 @@ import itertools
 import pathlib
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, cast
 
 import numpy as np
@@ -124,11 +126,16 @@ class Snapshot:
     A look at the 179 tensors of a quadruped comes with every call, so it is made of few calls into C.
     """
 
-    def __init__(self, modules: Sequence[PhysicalModule]) -> None:
-        self._values = [*(module._parameters.values() for module in modules), (END,)]  # these views see what changes
-        self._kept = list(itertools.chain.from_iterable(self._values))  # so that no other object gets their addresses
+    def __init__(self, modules: Sequence[PhysicalModule], chosen: bool) -> None:
+        whole, parts = [module for module in modules if chosen or not module.chosen], defaultdict(list)
+        for module in modules:
+            if module.chosen and not chosen:
+                parts[tuple(_looked_at(module, chosen))].append(module._parameters)
+        self._values = [*(module._parameters.values() for module in whole), (END,)]  # these views see what changes
+        self._parts = [(itemgetter(*names, names[0]), slots) for names, slots in parts.items()]  # of at least two: tuples
+        self._kept = list(self._all())  # so that no other object gets their addresses
         self._objects = self._present()
-        self._tensors = tensors = [cast(Tensor, module._parameters[name]) for module in modules for name in module.fields]
+        self._tensors = tensors = [cast(Tensor, module._parameters[name]) for module in modules for name in _looked_at(module, chosen)]
         self._implementations = np.array([t._cdata for t in tensors], dtype=np.uintp)
         self._addresses = np.array([t.data_ptr() for t in tensors], dtype=np.uintp)
         self._sizes = np.array([t.numel() * t.element_size() for t in tensors], dtype=np.int64)
@@ -159,17 +166,21 @@ class Snapshot:
         return other
 
     @staticmethod
-    def take(modules: Iterable[PhysicalModule]) -> Snapshot | None:
-        """A snapshot; None where parameters are differentiated, computed (parametrized), or not plain arrays of float64 on the host."""
-        present = [module for module in modules if module.fields]
+    def take(modules: Iterable[PhysicalModule], chosen: bool = True) -> Snapshot | None:
+        """A snapshot; None where parameters are differentiated, computed (parametrized), or not plain arrays of float64 on the host.
+
+        Args:
+            chosen: whether fields that steps choose (`PhysicalModule.chosen`) belong to it.
+        """
+        present = [module for module in modules if _looked_at(module, chosen)]
         for module in present:
-            for name in module.fields:
+            for name in _looked_at(module, chosen):
                 tensor = module._parameters.get(name)
                 if tensor is None or tensor.dtype != torch.float64 or not tensor.is_contiguous() or tensor.device.type != "cpu":
                     return None
                 if differentiated(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
                     return None
-        return Snapshot(present)
+        return Snapshot(present, chosen)
 
     def holds(self, constant: bool | None = None) -> bool:
         """Whether the modules still have these parameters with these numbers.
@@ -190,29 +201,42 @@ class Snapshot:
         """Whether the same objects are parameters as before."""
         try:
             return self._present() == self._objects
-        except ValueError:  # fewer than before
+        except (ValueError, KeyError):  # fewer than before, or a graph in the place of a parameter
             return False
+
+    def _all(self) -> Iterator[Any]:
+        parts = (itertools.chain.from_iterable(map(getter, slots)) for getter, slots in self._parts)
+        return itertools.chain(itertools.chain.from_iterable(self._values), *parts)
 
     def _present(self) -> bytes:
         """The addresses of the objects that are parameters now. Comparing these takes half as long as `is` for each."""
-        return np.fromiter(itertools.chain.from_iterable(self._values), object, len(self._kept)).tobytes()
+        return np.fromiter(self._all(), object, len(self._kept)).tobytes()
 
     def _differentiated(self) -> bool:
         """Whether a tensor requires grad: one question to C, since each from Python takes 0.1 µs."""
         return any([t.requires_grad for t in self._tensors]) if self._question is None else bool(self._any(*self._question))
 
 
-class ParameterCache:
-    """The last `Parameters` of a mechanism, and the last `Law` of its actuators. Copies and unpickled ones are empty."""
+def _looked_at(module: PhysicalModule, chosen: bool) -> Iterable[str]:
+    return module.fields if chosen or not module.chosen else [name for name in module.fields if name not in module.chosen]
 
-    def __init__(self) -> None:
+
+class ParameterCache:
+    """The last `Parameters` of a mechanism, and the last `Law` of its actuators. Copies and unpickled ones are empty.
+
+    Args:
+        chosen: whether fields that steps choose, such as the terms of near contacts, are among the parameters.
+    """
+
+    def __init__(self, chosen: bool = True) -> None:
+        self._chosen = chosen
         self._last: tuple[Snapshot, Parameters] | None = None
         self._held = threading.local()
         self._law: tuple[Actuators, Snapshot, Law] | None = None
         self._driven: tuple[Parameters, Parameters] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ParameterCache, ()
+        return ParameterCache, (self._chosen,)
 
     def law(self, program: Program, joints: Mapping[str, Joint], actuators: Actuators, constant: bool | None = None) -> Law | None:
         """The law of the actuators; None where its numbers require grad (`Snapshot.holds`) or are computed."""
@@ -244,7 +268,7 @@ class ParameterCache:
         last = self._last
         if last is not None and last[0].holds():
             return last[1]
-        snapshot = (None if last is None else last[0].renewed()) or Snapshot.take(modules_of(program, mechanism))
+        snapshot = (None if last is None else last[0].renewed()) or Snapshot.take(modules_of(program, mechanism), self._chosen)
         with torch.set_grad_enabled(snapshot is None and torch.is_grad_enabled()):
             parameters = Parameters(program, stack())
         self._last = None if snapshot is None else (snapshot, parameters)
@@ -259,7 +283,7 @@ class ParameterCache:
         if last is None or not held or "packed" not in last[1].__dict__:
             with temporarily_clear_interpreter_stack(), torch.no_grad():
                 if last is None or not held:
-                    snapshot = Snapshot.take(modules_of(program, mechanism))
+                    snapshot = Snapshot.take(modules_of(program, mechanism), self._chosen)
                     if snapshot is None:
                         return None
                     last = self._last = snapshot, Parameters(program, stack())
