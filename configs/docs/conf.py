@@ -19,7 +19,7 @@ project = "torchdojo"
 author = "the authors of torchdojo"
 copyright = "the authors of torchdojo, Apache-2.0"
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "site_extension"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx.ext.viewcode", "site_extension", "live_figures"]
 root_doc = "configs/docs/index"
 source_suffix = {".md": "markdown", ".rst": "restructuredtext"}
 # A README that somebody adds to the package is a page of the site without a word here.
