@@ -49,9 +49,11 @@ from torchdojo.engine.passive_forces import PassiveForces, PassivePart
 from torchdojo.engine.schedules import KappaSchedule
 from torchdojo.geometry import terrain
 from torchdojo.geometry.closest import distance
+from torchdojo.geometry.grids import DistanceGrid
 from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.hulls import Hull
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
+from torchdojo.geometry.signed_distance import from_signed_distance
 from torchdojo.geometry.visuals import Visual
 from torchdojo.geometry.world import Plane
 from torchdojo.gradients.reference_step import StepOutput
@@ -79,6 +81,7 @@ __all__ = [
     "Cylinder",
     "Cylindrical",
     "CylindricalFree",
+    "DistanceGrid",
     "Drive",
     "Drives",
     "Ellipsoid",
@@ -147,6 +150,7 @@ __all__ = [
     "decompose",
     "distance",
     "envs",
+    "from_signed_distance",
     "identification",
     "kappa_for_gap",
     "learning",

@@ -25,6 +25,7 @@ from torch import Tensor
 from torchdojo import quaternion as quat
 from torchdojo.elements.element import Element, Motion, Pose, previous_pose, unit
 from torchdojo.geometry.ellipsoids import ellipsoid_end
+from torchdojo.geometry.grids import DistanceGrid
 from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.pairs import Solid, nearest
 from torchdojo.geometry.shapes import Box, Capsule, Ellipsoid, Shape, Sphere
@@ -37,6 +38,8 @@ __all__ = ["RESTING_ACCELERATION", "Contact", "Touch", "arrives"]
 RESTING_ACCELERATION = 20.0
 #: Laws of a contact that act only where they are given: name -> number of dimensions of one value.
 LAWS = {"restitution": 0, "recovery_speed": 0, "stiffness": 0, "damping": 0, "torsional_friction": 0, "rolling_friction": 0}
+#: Kind of a surface of the world with samples -> the field of its `ground` that has them.
+SAMPLED = {"heights": "heights", "grid": "samples"}
 _EXTENT: dict[type[Shape], tuple[str, str | None]] = {
     Sphere: ("sphere", None),
     Capsule: ("capsule", "length"),
@@ -71,8 +74,8 @@ class Contact(Element):
         other: name of the body that carries the surface; None or "world": it is fixed.
         normal: of a half-space, in the frame of `other`, any positive length, (..., 3). Default: z, the ground.
         offset: height of the half-space along the unit normal [m], (...,).
-        other_shape: a `Sphere`, `Capsule`, `Box` or `Ellipsoid` in the frame of `other`, or a `HeightField` of the world, in place of the
-            half-space.
+        other_shape: a `Sphere`, `Capsule`, `Box` or `Ellipsoid` in the frame of `other`, or a `HeightField` or `DistanceGrid` of the
+            world, in place of the half-space.
         restitution: coefficient e of Newton's law v_n⁺ = −e v_n⁻, (...,), in [0, 1]; see `gap`. None: contacts do not bounce.
         recovery_speed: largest speed at which surfaces that start a step overlapped are pushed apart [m/s], (...,), > 0; see `gap`.
             None: `SolverOptions.depenetration_speed`.
@@ -103,7 +106,7 @@ class Contact(Element):
     damping: Any
     torsional_friction: Any
     rolling_friction: Any
-    ground: HeightField  # the `other_shape`, if it is a height field
+    ground: HeightField | DistanceGrid  # the `other_shape`, if it is one of these
     surface_name: str = "world"  #: of the fixed surface, where `other` is None: the name of a plane or shape of a scene
     depenetration_speed: float | None = None  # the option of the step, for contacts without a law of overlap of their own
 
@@ -117,7 +120,7 @@ class Contact(Element):
         other: str | None = None,
         normal: Any = None,
         offset: Any = None,
-        other_shape: Shape | HeightField | None = None,
+        other_shape: Shape | HeightField | DistanceGrid | None = None,
         **laws: Any,
     ) -> None:
         super().__init__()
@@ -135,23 +138,23 @@ class Contact(Element):
         self._check_laws(present)
         self.shape_kind, values = _describe(self, "shape", shape)
         self.other_kind, other_values = _describe(self, "other_shape", other_shape)
-        if isinstance(other_shape, HeightField):
+        if isinstance(other_shape, (HeightField, DistanceGrid)):
             if self.other is not None:
-                raise ValueError(
-                    f"{type(self).__name__}: got a HeightField on body {self.other!r}; allowed: one of the world, without other="
-                )
+                kind = type(other_shape).__name__
+                raise ValueError(f"{type(self).__name__}: got a {kind} on body {self.other!r}; allowed: one of the world, without other=")
             self.ground = other_shape
         if shape is None:
             values = {"point": (0.0, 0.0, 0.0) if point is None else point, "radius": 0.0 if radius is None else radius}
         surface = {"normal": (0.0, 0.0, 1.0) if normal is None else normal, "offset": 0.0 if offset is None else offset}
         values |= {f"other_{name}": value for name, value in other_values.items()} if other_shape is not None else surface
         custom = type(self).signed_distance is not Contact.signed_distance or type(self).surface_normal is not Contact.surface_normal
-        allowed = {"surface": ("sphere",) if custom else ("sphere", "ellipsoid"), "heights": ("sphere",)}.get(self.other_kind)
+        balls = dict.fromkeys(SAMPLED, ("sphere",))
+        allowed = (balls | {"surface": ("sphere",) if custom else ("sphere", "ellipsoid")}).get(self.other_kind)
         if allowed is not None and self.shape_kind not in allowed:
             raise ValueError(
-                f"{type(self).__name__}: got shape={type(shape).__name__} against a half-space, heights or a surface of yours; allowed: a "
-                "point or a Sphere, and an Ellipsoid against a half-space. Make one contact for each of shape.contact_points(), or give "
-                "other_shape="
+                f"{type(self).__name__}: got shape={type(shape).__name__} against a half-space, heights, a grid or a surface of yours; "
+                "allowed: a point or a Sphere, and an Ellipsoid against a half-space. Make one contact for each of shape.contact_points(), "
+                "or give other_shape="
             )
         self._set_fields({**values, **present})
 
@@ -163,7 +166,7 @@ class Contact(Element):
             setattr(self, name, value)
         self.reads_incoming = "restitution" in values
 
-    def _check_together(self, **pairs: tuple[Shape | HeightField | None, dict[str, Any]]) -> None:
+    def _check_together(self, **pairs: tuple[Shape | HeightField | DistanceGrid | None, dict[str, Any]]) -> None:
         for name, (shape, numbers) in pairs.items():
             twice = [key for key, value in numbers.items() if value is not None]
             if shape is not None and twice:
@@ -185,7 +188,7 @@ class Contact(Element):
         return [f"{self.body} on {self.other or 'world'}"]
 
     def kind(self) -> tuple[object, ...]:
-        ground = id(self.ground) if self.other_kind == "heights" else None
+        ground = id(self.ground) if self.other_kind in SAMPLED else None
         return (*super().kind(), self.shape_kind, self.other_kind, ground, tuple(self.fields), self.cones)
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
@@ -208,15 +211,15 @@ class Contact(Element):
 
     def signed_distance(self, point: Tensor) -> Tensor:
         """Signed distance [m] of a point (..., 3) in the frame of `other` to the surface, (...,): positive outside. Default: the
-        half-space, or the height field."""
-        if self.other_kind == "heights":
+        half-space, the height field or the grid."""
+        if self.other_kind in SAMPLED:
             return self.ground.gap(point)[0]
         return (unit(self.normal) * point).sum(-1) - self.offset
 
     def surface_normal(self, point: Tensor) -> Tensor:
         """Outward unit normal of the surface at (or nearest to) a point in the frame of `other`, (..., 3). Default: the gradient of
         `signed_distance`."""
-        if type(self).signed_distance is Contact.signed_distance and self.other_kind == "heights":
+        if type(self).signed_distance is Contact.signed_distance and self.other_kind in SAMPLED:
             return self.ground.gap(point)[1]
         if type(self).signed_distance is Contact.signed_distance:
             return unit(self.normal).expand(point.shape)
@@ -246,7 +249,7 @@ class Contact(Element):
     def _witness(self, poses: tuple[Pose, ...]) -> tuple[Tensor, Tensor, Tensor]:
         """φ (...,), normal (..., 3), and the point of contact on the body from its center of mass (..., 3)."""
         pose = poses[0]
-        if self.other_kind not in ("surface", "heights"):
+        if self.other_kind != "surface" and self.other_kind not in SAMPLED:
             witness = nearest(self.shape_kind, self.other_kind, self._solid(pose), self._solid(_pose_of_other(poses), "other_"))
             return witness.distance, witness.normal, witness.point - pose.x
         arm = quat.rotate(pose.q, self.point)
@@ -398,12 +401,12 @@ def arrives(start_gap: Tensor, before: Tensor, timestep: Tensor) -> Tensor:
     return (before - start_gap > slow) & (2 * start_gap - before < slow)
 
 
-def _describe(contact: Contact, argument: str, shape: Shape | HeightField | None) -> tuple[str, dict[str, Any]]:
+def _describe(contact: Contact, argument: str, shape: Shape | HeightField | DistanceGrid | None) -> tuple[str, dict[str, Any]]:
     """The kind of a shape, for `nearest`, and its numbers as fields."""
     if shape is None:
         return ("sphere" if argument == "shape" else "surface"), {}
-    if isinstance(shape, HeightField) and argument == "other_shape":
-        return "heights", {}
+    if isinstance(shape, (HeightField, DistanceGrid)) and argument == "other_shape":
+        return ("heights" if isinstance(shape, HeightField) else "grid"), {}
     for cls, (kind, extent) in _EXTENT.items():
         if isinstance(shape, cls):
             values = {"point": shape.position, "radius": getattr(shape, "radius", torch.zeros_like(shape.position[..., 0]))}

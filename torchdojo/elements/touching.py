@@ -19,6 +19,7 @@ from torchdojo.elements.contacts import Contact, LinearContact
 from torchdojo.elements.joints import Fixed, Floating, Joint
 from torchdojo.elements.manifolds import SHARP, contact_manifold
 from torchdojo.elements.near_rule import NearRule, pieces_of
+from torchdojo.geometry.grids import DistanceGrid
 from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.shapes import Box, Capsule, Ellipsoid, Shape, Sphere
 from torchdojo.geometry.surface_points import surface_points
@@ -322,8 +323,8 @@ def shape_contacts(
     """Contacts of two shapes by names that begin with "body_label"; None where there are none of these kinds.
 
     Spheres, capsules, boxes and ellipsoids touch each other, as `contact_manifold` says. Cylinders and hulls touch them and each other by
-    near contacts, as the rule says, and so do boxes and ellipsoids. Every shape with contact points touches planes at these, and boxes
-    and height fields, where edges and faces of the shape are not felt. An ellipsoid touches a plane where it is nearest.
+    near contacts, as the rule says, and so do boxes and ellipsoids. Every shape with contact points touches planes at these, and boxes,
+    height fields and grids, where edges and faces of the shape are not felt. An ellipsoid touches a plane where it is nearest.
 
     Args:
         body, a: name of a body, and its shape. other, b: another body and its shape, or None and a shape or plane of the world.
@@ -335,7 +336,7 @@ def shape_contacts(
         return Touching({label: model(body, shape=a, normal=b.normal, offset=b.offset, **arguments)}, False)
     if isinstance(b, Plane):
         return _at_points(label, body, a, model, {**arguments, "normal": b.normal, "offset": b.offset}, False)
-    if isinstance(b, HeightField):
+    if isinstance(b, (HeightField, DistanceGrid)):
         if rule.pitch is None:
             return _at_points(label, body, a, model, {**arguments, "other_shape": b}, not isinstance(a, Sphere))
         return _on_field(label, body, a, model, {**arguments, "other_shape": b}, rule.pitch)

@@ -54,6 +54,9 @@ class HeightField(PhysicalModule):
         cell: distance between samples [m], > 0: one number, or (..., 2) for x and y.
         origin: (..., 2), x₀ and y₀ [m] of the first sample. Default: the middle of the grid lies at zero.
 
+    Attributes:
+        error: the largest difference [m] from the function that `td.from_signed_distance` has sampled, near its surface; None: not known.
+
     Raises:
         ValueError: less than two dimensions, less than four rows or columns, a number that is not finite, or a cell that is not positive.
     """
@@ -66,6 +69,7 @@ class HeightField(PhysicalModule):
 
     def __init__(self, heights: Any, cell: Any, *, origin: Any = None) -> None:
         super().__init__()
+        self.error: float | None = None
         self.heights = heights
         cell = as_tensor(cell, "HeightField.cell")
         self.cell = cell.expand(2) if cell.ndim == 0 else cell

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchdojo.geometry.grids import DistanceGrid
 from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.shapes import Shape
 from torchdojo.parameters import as_tensor, require
@@ -48,4 +49,4 @@ class Plane:
         return bool((mine - theirs).abs().max() < ALIKE) and bool((self.offset - offset).detach().abs().max() < ALIKE)
 
 
-World = Plane | HeightField | Shape
+World = Plane | HeightField | DistanceGrid | Shape

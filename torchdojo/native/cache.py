@@ -24,7 +24,7 @@ from torch import Tensor
 from torch._functorch.pyfunctorch import temporarily_clear_interpreter_stack
 
 from torchdojo.elements.actuators import Actuators
-from torchdojo.elements.contact import Contact
+from torchdojo.elements.contact import SAMPLED, Contact
 from torchdojo.elements.joints import Joint
 from torchdojo.gradients.batching import flatten_batch
 from torchdojo.native.actuation import Law, lower_law
@@ -308,5 +308,5 @@ def modules_of(program: Program, mechanism: PhysicalModule) -> list[PhysicalModu
     """The modules whose numbers are parameters of a step."""
     system = program.system
     members = [member for group in system.groups for member in group.members]
-    grounds = dict.fromkeys(member.ground for member in members if isinstance(member, Contact) and member.other_kind == "heights")
+    grounds = dict.fromkeys(member.ground for member in members if isinstance(member, Contact) and member.other_kind in SAMPLED)
     return [mechanism, *system.bodies, *members, *grounds]

@@ -350,8 +350,8 @@ class _Lowering:
                 if isinstance(group.template, NearContact):
                     for i, core in enumerate(group.template.shapes):
                         cores[i] = self.cores.setdefault(id(core), (len(self.cores), core))[0]
-                ground = dict(zip(("samples", "rows", "columns"), self.grounds.get(id(group), (NONE, 0, 0)), strict=True))
-                shapes |= ground
+                shapes |= dict.fromkeys(("rows", "columns", "layers"), 0) | {"samples": NONE}
+                shapes |= zip(("samples", "rows", "columns", "layers"), self.grounds.get(id(group), ()), strict=False)
                 pairs.append(row(PAIR, other=other, kind_a=kind_a, kind_b=kind_b, core_a=cores[0], core_b=cores[1], **shapes, **blocks))
         return rows, pairs, couples
 

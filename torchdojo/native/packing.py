@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchdojo.dynamics.physical import RANGES, positive_definite, ranges
 from torchdojo.dynamics.system import Group, System
+from torchdojo.elements.contact import SAMPLED
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.coupling import Coupling
 from torchdojo.elements.element import orthonormal_complement, unit
@@ -83,8 +84,8 @@ def pieces_of(system: System) -> tuple[list[Piece], int]:
     return pieces, end
 
 
-def samples_of(pieces: Sequence[Piece], start: int = 0) -> tuple[dict[int, tuple[int, int, int]], int]:
-    """Place of the first sample, rows and columns of the height field of each group that has one, by its id, and the end of all.
+def samples_of(pieces: Sequence[Piece], start: int = 0) -> tuple[dict[int, tuple[int, ...]], int]:
+    """Place of the first sample, and counts along each axis, of the height field or grid of each group that has one, by its id; the end.
 
     Args:
         start: number of packed parameters, behind which samples stand.
@@ -93,15 +94,15 @@ def samples_of(pieces: Sequence[Piece], start: int = 0) -> tuple[dict[int, tuple
     for piece in grounds_of(pieces):
         contact = piece.group.template
         assert isinstance(contact, Contact)
-        rows, columns = contact.ground.heights.shape[-2:]
-        places[id(piece.group)] = end, rows, columns
-        end += rows * columns
+        counts = getattr(contact.ground, SAMPLED[contact.other_kind]).shape[-2 if contact.other_kind == "heights" else -3 :]
+        places[id(piece.group)] = end, *counts
+        end += counts.numel()
     return places, end
 
 
 def grounds_of(pieces: Sequence[Piece]) -> list[Piece]:
-    """The pieces of contacts with height fields, in the order of their samples."""
-    return [piece for piece in pieces if isinstance(piece.group.template, Contact) and piece.group.template.other_kind == "heights"]
+    """The pieces of contacts with height fields and grids, in the order of their samples."""
+    return [piece for piece in pieces if isinstance(piece.group.template, Contact) and piece.group.template.other_kind in SAMPLED]
 
 
 def _layout(group: Group) -> np.dtype:
@@ -146,7 +147,7 @@ def shapes_of(group: Group) -> tuple[str, str]:
 def pack(pieces: Sequence[Piece], fields: Mapping[int, dict[str, Tensor]], parameters: Sequence[Tensor]) -> Tensor:
     """Stacked parameters (`System.stack_parameters`, batch dimensions flattened to N or 1) as (N or 1, num_parameters), float64.
 
-    The samples of height fields follow behind.
+    The samples of height fields and grids follow behind.
 
     Axes become bases, and normals become contact frames, once per call.
 
@@ -156,7 +157,8 @@ def pack(pieces: Sequence[Piece], fields: Mapping[int, dict[str, Tensor]], param
     timestep, gravity, mass, inertia = parameters[:FIRST_ELEMENT]
     bodies = _join(BODY_PARAMETERS, {"mass": mass, "inertia": inertia})
     columns = [timestep[:, None], gravity, bodies, *(_join(piece.layout, _values(piece, fields[id(piece.group)])) for piece in pieces)]
-    columns += [fields[id(piece.group)]["ground.heights"] for piece in grounds_of(pieces)]
+    for piece in grounds_of(pieces):
+        columns.append(fields[id(piece.group)][f"ground.{SAMPLED[shapes_of(piece.group)[1]]}"])
     count = max(p.shape[0] for p in parameters)
     return torch.cat([column.reshape(len(column), -1).expand(count, -1) for column in columns], dim=1).contiguous()
 
@@ -254,7 +256,7 @@ def _shape(fields: dict[str, Tensor], kind: str, prefix: str) -> Tensor:
     """Numbers of a shape."""
     if kind == "surface":
         return _join(SHAPES[kind], {"normal": unit(fields["normal"]), "offset": fields["offset"]})
-    if kind == "heights":
+    if kind in SAMPLED:
         shared = {name: fields[f"ground.{name}"][:, None] for name in ("origin", "cell")}
         return _join(SHAPES[kind], {name: value.expand(-1, fields["point"].shape[1], -1) for name, value in shared.items()})
     if kind == "polytope":

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchdojo.dynamics.system import Group, System
 from torchdojo.elements import joints as joints_module
+from torchdojo.elements.contact import SAMPLED
 from torchdojo.elements.contacts import Contact, LinearContact
 from torchdojo.elements.coupling import Coupling
 from torchdojo.elements.couplings import JointCoupling, JointLock, SumCoupling
@@ -60,7 +61,7 @@ def unsupported(system: System) -> str | None:
                 return f"{name}: {reason}"
         if isinstance(group.template, LinearContact) and group.template.facets > MOST_FACETS:
             return f"{name}: it knows pyramids of {MOST_FACETS} facets, not of {group.template.facets}"
-        if group.extra and not (isinstance(group.template, Contact) and group.template.other_kind == "heights"):
+        if group.extra and not (isinstance(group.template, Contact) and group.template.other_kind in SAMPLED):
             return f"{name}, a {group.cls.__name__}, has tensors that are not physical fields: {list(group.extra)}"
     return None
 

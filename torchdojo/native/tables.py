@@ -109,7 +109,7 @@ class SensorKind(enum.IntEnum):
 ZONES = ("sphere", "ellipsoid", "box", "capsule", "cylinder")  # shapes of sites, in which touch sensors feel contacts
 CONTACT_LAWS = contact.Contact.laws
 COUPLES = tuple(name for name in contact.LAWS if name not in CONTACT_LAWS)
-SHAPE_KINDS = (*pairs.KINDS, "surface", "polytope", "heights")
+SHAPE_KINDS = (*pairs.KINDS, "surface", "polytope", "heights", "grid")
 GRADIENT_MODES = {mode: number for number, mode in enumerate(GradientMode)}  # the kernel's numbers of the modes
 
 #: C++ name, with its struct or namespace -> its integer type and its members.
@@ -146,7 +146,7 @@ HEAD = _row(
     "num_fill num_joint_cones num_free_data num_pairs num_couples num_couplings num_links num_coordinates num_polytope_words",
     "num_coupling_ends num_tendons num_strings num_tendon_bodies num_tendon_parts num_tendon_blocks",
     "num_damped_tendons",  # tendons whose impulses depend on velocities
-    "num_samples",  # samples of height fields, behind the packed parameters
+    "num_samples",  # samples of height fields and grids, behind the packed parameters
 )
 BODY = _row(
     "diagonal right",
@@ -200,7 +200,7 @@ PAIR = _row(
     "shape_a shape_b",  # positions in the packed parameters
     "core_a core_b",  # numbers among the polytopes (−1: another shape)
     "body_other other_body",  # blocks of the condensed matrix
-    "samples rows columns",  # first one of a height field among the packed parameters (−1: another shape), and their counts
+    "samples rows columns layers",  # first one of a height field or grid among the packed parameters (−1: another shape), and their counts
 )
 COUPLE = _row(
     "contact",
@@ -350,6 +350,7 @@ SHAPES = {
     "surface": numbers(normal=3, offset=1),
     "polytope": numbers(term=3, fading=1),  # the core itself is constant, in the table of polytopes
     "heights": numbers(origin=2, cell=2),  # contacts share the samples, which stand behind the parameters of all elements
+    "grid": numbers(origin=3, cell=3),
 }
 assert tuple(SHAPES) == SHAPE_KINDS
 
@@ -369,6 +370,7 @@ LAYOUTS: dict[str, dict[str, np.dtype]] = {
     "parameter::surface": {"size": SHAPES["surface"]},
     "parameter::slot": {"size": SHAPES["polytope"]},
     "parameter::heights": {"size": SHAPES["heights"]},
+    "parameter::grid": {"size": SHAPES["grid"]},
     "actuator": {"size": ACTUATOR_PARAMETERS},
     "drive_number": {"size": DRIVE_NUMBERS},
     "drive_laws::muscle_gain": {"size": MUSCLE_GAIN},

@@ -15,6 +15,7 @@ from torchdojo.elements.joints import Floating
 from torchdojo.elements.near_contact import NearContact
 from torchdojo.elements.near_rule import Near, NearRule
 from torchdojo.elements.touching import Solids, contacts_of, selected
+from torchdojo.geometry.grids import DistanceGrid
 from torchdojo.geometry.heights import HeightField
 from torchdojo.geometry.shapes import Shape
 from torchdojo.geometry.world import Plane, World
@@ -147,7 +148,7 @@ def _checked(parts: Any, named: Mapping[str, Any]) -> dict[str, Piece]:
             )
         if name in pieces:
             raise ValueError(f"combine: the name {name!r} is given twice; names of parts must differ")
-        if not isinstance(piece, (Mechanism, Body, Shape, Plane, HeightField)):
+        if not isinstance(piece, (Mechanism, Body, Shape, Plane, HeightField, DistanceGrid)):
             raise TypeError(f"combine: part {name!r} is a {type(piece).__name__}; allowed: td.Mechanism, td.Body, a shape, td.Plane")
         twice = [other for other, earlier_piece in pieces.items() if earlier_piece is piece and isinstance(piece, (Mechanism, Body))]
         if twice:

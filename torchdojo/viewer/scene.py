@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from torchdojo.elements.bodies import Body
+from torchdojo.elements.contact import SAMPLED
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.joints import Joint, StandardJoint
 from torchdojo.elements.near_contact import NearContact
@@ -156,7 +157,7 @@ class _Builder:
             if isinstance(contact, NearContact):
                 if not contact.in_scenery:
                     self.add_core(contact.shapes[1])
-            elif contact.other_kind == "heights":
+            elif contact.other_kind in SAMPLED:
                 self.add_terrain(contact)
             elif contact.other_kind != "surface":
                 size = tuple(number for name in OTHER[contact.other_kind] for number in self.numbers(contact, name))

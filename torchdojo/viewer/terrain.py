@@ -1,6 +1,8 @@
-"""Triangles of height fields, and of surfaces that users write as signed distances: the highest point over each point of a grid."""
+"""Triangles of height fields, and of surfaces with a signed distance, on a grid or as users write it: the highest point over each place."""
 
 from __future__ import annotations
+
+from typing import cast
 
 import numpy as np
 import torch
@@ -24,7 +26,7 @@ def terrain(contact: Contact) -> Triangles | None:
     None where there is none, or where it cannot be evaluated.
     """
     if contact.other_kind == "heights":
-        return _field(contact.ground)
+        return _field(cast(HeightField, contact.ground))
     side = torch.linspace(-REACH, REACH, GRID, dtype=torch.float64)
     ground = torch.stack(torch.meshgrid(side, side, indexing="ij"), -1).reshape(-1, 2)
     levels = torch.linspace(REACH, -REACH, LEVELS, dtype=torch.float64)

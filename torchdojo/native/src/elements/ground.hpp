@@ -23,6 +23,25 @@ struct Heights : Relief<T> {
     int32_t index[2][4][lanes<T>];  // indices of these samples
 };
 
+// Weights of four samples, for the spline, its slope and its bend, at t in [0, 1] from the second to the third one.
+template <class T>
+TD_INLINE void cubic_weights(const T &t, T (&weight)[3][4]) {
+    const T u = 1.0 - t;
+    T *value = weight[0], *slope = weight[1], *bend = weight[2];
+    value[0] = u * u * u * (1.0 / 6.0);
+    value[1] = 2.0 / 3.0 - t * t * (1.0 - 0.5 * t);
+    value[2] = 2.0 / 3.0 - u * u * (1.0 - 0.5 * u);
+    value[3] = t * t * t * (1.0 / 6.0);
+    slope[0] = -0.5 * u * u;
+    slope[1] = t * (1.5 * t - 2.0);
+    slope[2] = u * (2.0 - 1.5 * u);
+    slope[3] = 0.5 * t * t;
+    bend[0] = u;
+    bend[1] = 3.0 * t - 2.0;
+    bend[2] = 1.0 - 3.0 * t;
+    bend[3] = t;
+}
+
 // rows: per lane, the packed parameters; null in lanes without an environment.
 template <bool third, class T>
 Heights<T> heights_at(const PairTable &field, const double *const *rows, const T &x, const T &y) {
@@ -39,20 +58,7 @@ Heights<T> heights_at(const PairTable &field, const double *const *rows, const T
             const int before = floor > -2.0 ? int(std::min(floor, last + 2.0)) : -2;
             for (int k = 0; k < 4; ++k) h.index[d][k][lane] = std::clamp(before - 1 + k, 0, last);
         }
-        const T u = 1.0 - t;
-        T *value = h.weight[d][0], *slope = h.weight[d][1], *bend = h.weight[d][2];
-        value[0] = u * u * u * (1.0 / 6.0);
-        value[1] = 2.0 / 3.0 - t * t * (1.0 - 0.5 * t);
-        value[2] = 2.0 / 3.0 - u * u * (1.0 - 0.5 * u);
-        value[3] = t * t * t * (1.0 / 6.0);
-        slope[0] = -0.5 * u * u;
-        slope[1] = t * (1.5 * t - 2.0);
-        slope[2] = u * (2.0 - 1.5 * u);
-        slope[3] = 0.5 * t * t;
-        bend[0] = u;
-        bend[1] = 3.0 * t - 2.0;
-        bend[2] = 1.0 - 3.0 * t;
-        bend[3] = t;
+        cubic_weights(t, h.weight[d]);
     }
     for (int lane = 0; lane < lanes<T>; ++lane) {
         const double *row = rows[lane];

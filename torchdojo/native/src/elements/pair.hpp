@@ -11,7 +11,7 @@
 #pragma once
 
 #include "elements/ball_on_plane.hpp"
-#include "elements/ground.hpp"
+#include "elements/distance_grid.hpp"
 #include "elements/near_slot.hpp"
 
 namespace torchdojo {
@@ -44,6 +44,8 @@ geometry::Witness<S> witness(const PairTable &pair, const Vec3<S> &xa, const Mat
     }
     if (pair.kind_b == geometry::heights)
         return above_ground<T, S, P>(pair, samples, xa + Ra * load3(shape_a), S(shape_a[parameter::shape::radius]), shape_b);
+    if (pair.kind_b == geometry::grid)
+        return beside_grid<T, S, P>(pair, samples, xa + Ra * load3(shape_a), S(shape_a[parameter::shape::radius]), shape_b);
     if (pair.kind_b != geometry::surface) {
         const auto a = solid(pair.kind_a, shape_a, xa, Ra);
         const auto b = solid(pair.kind_b, shape_b, xb, Rb);
@@ -442,11 +444,13 @@ void pair_parameters(ParameterSum<T> &to, const Problem<T> &problem, const Conta
         }
         return total;
     };
-    if (pair.kind_b == geometry::heights) {
+    if (pair.kind_b == geometry::heights || pair.kind_b == geometry::grid) {
         const T *ball = &problem.parameters[pair.shape_a], *field = &problem.parameters[pair.shape_b];
         const auto add = [&](const BodyPose<T> &pose, const auto &weight) {
             const Vec3<T> centre = pose.x + pose.R * load3(ball);
-            add_samples(to, pair, problem.samples, centre, ball[parameter::shape::radius], field, weight);
+            const T &radius = ball[parameter::shape::radius];
+            if (pair.kind_b == geometry::grid) add_grid_samples(to, pair, problem.samples, centre, radius, field, weight);
+            else add_samples(to, pair, problem.samples, centre, radius, field, weight);
         };
         const Vec3<S> x = lift<S>(a.next.x);
         add(a.next, [&](const geometry::Witness<S> &w) { return weighted({w.distance, w.normal, w.point - x, w.point, S()}); });
