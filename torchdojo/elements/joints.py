@@ -20,6 +20,7 @@ from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.elements.changes import changes_of_child
+from torchdojo.elements.curves import CURVES
 from torchdojo.elements.element import Motion, Pose, orthonormal_complement, previous_pose, unit
 from torchdojo.elements.joint import BOUNDS, TURN, Joint
 from torchdojo.elements.kept_rows import SWITCH, LoopJoint
@@ -65,6 +66,8 @@ class StandardJoint(LoopJoint):
         spring: stiffness [N/m, N·m/rad]; damper [N·s/m, N·m·s/rad]; rest: coordinate at which the spring is relaxed [m, rad]. Scalars, or
             (..., n) with one value per free coordinate, translations first. The damper is implicit.
         implicit: whether the spring is implicit, too: spring (rest − c − h ċ⁺) in place of spring (rest − c). elements/README.md compares.
+        spring_curve: (k₂, k₃) of further forces −k₂ x² − k₃ x³, x = c − rest [N/m², N/m³, for angles N·m/rad², N·m/rad³]. damper_curve:
+            (d₂, d₃) of −ċ⁺ |ċ⁺| (d₂ + d₃ |ċ⁺|) [N·s²/m², ...]. (2,), or (..., n, 2). Not for several free rotations (`curves.py`).
         limits: (lower, upper) of the free coordinates [m, rad]; infinite: none. They hold at every next configuration. A
             joint that starts outside comes back at `SolverOptions.depenetration_speed`, at most at half of `velocity_limits`.
         friction: Coulomb friction [N, N·m]: the largest force or torque with which a coordinate resists motion (`JointFriction`).
@@ -132,6 +135,8 @@ class StandardJoint(LoopJoint):
         friction: Any = None,
         armature: Any = None,
         implicit: bool = False,
+        spring_curve: Any = None,
+        damper_curve: Any = None,
         servo_stiffness: Any = None,
         servo_damping: Any = None,
         servo_range: tuple[Any, Any] | None = None,
@@ -152,9 +157,10 @@ class StandardJoint(LoopJoint):
         self.actuated = actuated
         self.implicit = bool(implicit)
         optional = {"friction": friction, "armature": armature, "velocity_limits": velocity_limits}
+        optional |= {"spring_curve": spring_curve, "damper_curve": damper_curve}
         present = [name for name, value in optional.items() if self.num_coordinates and self.has_effect(name, value)]
-        switch = {} if active is None else {SWITCH: 0}
-        self.set_fields({**type(self).fields, **dict.fromkeys([*present, *(BOUNDS if limits is not None else ())], 1), **switch})
+        added = (*present, *(() if limits is None else BOUNDS), *(() if active is None else (SWITCH,)))
+        self.set_fields({**type(self).fields, **{name: self.optional[name] for name in added}})
         for name in present:
             setattr(self, name, optional[name])
         self.active = active
@@ -193,7 +199,7 @@ class StandardJoint(LoopJoint):
         return {name: ndim for name, ndim in self.fields.items() if name not in ("friction", "velocity_limits", *BOUNDS, *SERVO_RANGE)}
 
     def kind(self) -> tuple[object, ...]:
-        present = (name in self.fields for name in ("armature", SERVO[0], SWITCH))
+        present = (name in self.fields for name in ("armature", *CURVES, SERVO[0], SWITCH))
         details = self.actuated, *present, self.implicit, self.driven, self.kept_rows
         return (*super().kind(), *details)
 
@@ -208,7 +214,7 @@ class StandardJoint(LoopJoint):
         return tensor.requires_grad or bool((tensor != nothing).any())
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
-        if name in (*BOUNDS, SWITCH):
+        if name in (*BOUNDS, SWITCH, *CURVES):
             return super().check_field(name, value)
         size = {"axis": 3, "parent_anchor": 3, "child_anchor": 3, "orientation_offset": 4}.get(name, self.num_coordinates)
         per_coordinate = name in ("spring", "damper", "rest", "friction", "armature", "velocity_limits", *SERVO, *SERVO_RANGE)
@@ -389,9 +395,10 @@ class StandardJoint(LoopJoint):
             inputs = None
             if self.num_inputs:
                 inputs = u * self.without_range(u) if self.driven else u  # `JointDrive` has the others
-            spring = self.spring * (self.rest - self.coordinates(parent.pose, child.pose))
+            coordinates = self.coordinates(parent.pose, child.pose)
+            spring = self.spring * (self.rest - coordinates)
             acting = spring if inputs is None else spring + inputs
-            free = -self.damping(timestep, acting) * self.damper_rate(motions, timestep)
+            free = self.resistance(coordinates, self.damper_rate(motions, timestep), acting, timestep)
             if inputs is not None:
                 free = free + inputs
             free = timestep * free
@@ -446,14 +453,6 @@ class StandardJoint(LoopJoint):
         """
         change, turn = changes_of_child(motions, self.child_anchor, timestep)
         return self._along_free(quat.inverse_rotate(self._offset, change), quat.rotation_vector(turn)) / timestep
-
-    def armature_energy(self, rate: Tensor) -> Tensor:
-        """½ a rate², summed over the free coordinates [J], (...)."""
-        return rate.new_zeros(rate.shape[:-1]) if self.armature is None else 0.5 * (self.armature * rate**2).sum(-1)
-
-    def spring_energy(self, parent: Pose, child: Pose) -> Tensor:
-        """½ k (rest − coordinate)², summed over the free coordinates [J], (...)."""
-        return 0.5 * (self.spring * (self.rest - self.coordinates(parent, child)) ** 2).sum(-1)
 
 
 def _project(rows: Tensor | None, vector: Tensor) -> Tensor:

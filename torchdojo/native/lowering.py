@@ -93,7 +93,9 @@ class _Joint:
         self.held_translations, self.held_rotations = 3 - self.module.free_translations, 3 - self.module.free_rotations
         self.driven = self.module.driven
         self.held = self.held_translations + self.held_rotations
-        self.armature, self.stiffness = (self.piece.place(self.member, name) for name in ("armature", "stiffness"))
+        self.armature, self.stiffness, self.curve = (
+            self.piece.place(self.member, name) for name in ("armature", "stiffness", "spring_curve")
+        )
 
     @property
     def has_free_data(self) -> bool:
@@ -280,8 +282,10 @@ class _Lowering:
                 parameters=joint.piece.place(joint.member),
                 has_spring=joint.has_spring,
                 has_damper=joint.has_damper,
+                implicit=joint.module.implicit,
                 armature=joint.armature,
                 stiffness=joint.stiffness,
+                curve=joint.curve,
                 lower=joint.limits[0],
                 upper=joint.limits[1],
                 limited_r=joint.limited_rotations,

@@ -59,9 +59,6 @@ def _report_joints(model: Any, mujoco: Any, findings: Findings) -> None:
     def add(did: Any, kind: str, joints: Iterable[int], reason: str) -> None:
         findings.add(did, kind, [joint_label(model, int(j)) for j in dict.fromkeys(joints)], reason)
 
-    curved = [int(j) for j in np.flatnonzero(np.abs(_of(model, "jnt_stiffnesspoly")).reshape(model.njnt, -1).sum(-1))]
-    curved += [int(model.dof_jntid[i]) for i in np.flatnonzero(np.abs(_of(model, "dof_dampingpoly")).reshape(model.nv, -1).sum(-1))]
-    add("approximated", "springs and dampers", curved, "they are not linear and keep their linear part")
     add("ignored", "springs that yield", np.flatnonzero(_of(model, "jnt_springyield")), "they do not yield")  # new in MuJoCo 4
     limited = [] if disabled(model, "LIMIT") else [int(j) for j in np.flatnonzero(model.jnt_limited)]
     cones = [j for j in limited if model.jnt_type[j] == int(mujoco.mjtJoint.mjJNT_BALL) and model.jnt_range[j, 1] < np.pi]

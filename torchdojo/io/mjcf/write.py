@@ -7,7 +7,7 @@ coordinates of its hinge. Two or three rotations become hinges one after another
 |---|---|
 | `Floating` to the world | `<freejoint>` |
 | free translations, then free rotations | `<joint type="slide">`, `<joint type="hinge">` |
-| limits, damper, armature, friction, spring, rest | `range`, `damping`, `armature`, `frictionloss`, `stiffness`, `springref` |
+| limits, damper, armature, friction, spring, rest, curves | `range`, `damping`, `armature`, `frictionloss`, `stiffness`, `springref` |
 | contacts | spheres and planes; pairs of shapes (`write_contacts.py`) |
 | tendons, couplings, `Spherical` and `Fixed` that close loops | `<tendon>`, `<equality>` (`write_tendons.py`) |
 | actuators, drives, inputs | `<actuator>` (`write_actuators.py`) |
@@ -177,6 +177,9 @@ def _joints(file: Writing, name: str, joint: StandardJoint) -> Iterator[ElementT
     for i, (label, axis) in enumerate(zip(coordinate_names(file.mech, name), axes, strict=True)):
         file.coordinates[name, i] = label
         options: dict[str, Any] = {key: f"{values[i]:.17g}" for key, values in columns.items() if values[i] != 0.0}
+        for key, curve in (("stiffness", joint.spring_curve), ("damping", joint.damper_curve)):
+            if curve is not None and bool(curve[..., i, :].any()):
+                options[key] = " ".join(f"{number:.17g}" for number in (columns[key][i], *curve[..., i, :].flatten().tolist()))
         if limits is not None:
             low, high = (_each(bound, len(axes))[i] for bound in limits)
             if max(-low, high) < torch.inf:

@@ -21,6 +21,14 @@ struct JointData {
     RotationVector<T> angle, turn;    // rotation vectors of p (springs of several rotations), and of the turn since one step back
 };
 
+// Joints with polynomials of springs and dampers (elements/curves.py): see free.hpp.
+template <class T>
+struct CurveData {
+    T stretch[4];                     // c − rest at the current configuration
+    T slope[4];                       // P′ at the point w
+    T drag[4];                        // what the polynomials add to the derivative of the impulse by h times the rate, with a minus
+};
+
 // Joints with armature, limits or friction: see free.hpp.
 template <class T>
 struct FreeData {

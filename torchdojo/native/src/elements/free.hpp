@@ -338,6 +338,21 @@ TD_INLINE void next_rows(const Problem<T> &problem, const JointTable &joint, con
     free.rate_row[i] = problem.inverse_timestep * forward(g);
 }
 
+// Adds the impulse of the curves along coordinate i, −h P(y) − m s (d₂ + d₃ s) with m = h ċ⁺ and s = |ċ⁺|. Returns what they add to the
+// damper: minus the derivative by m.
+template <class T>
+[[gnu::noinline]] T add_curves(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, int i, T &impulse) {
+    const T h = problem.timestep(), *spring = &problem.parameters[joint.curve + 2 * i], *damper = spring + 2 * joint.free();
+    CurveData<T> &curve = problem.curve(joint);
+    const T speed = abs(problem.inverse_timestep * data.moved[i]);
+    const T y = joint.implicit ? curve.stretch[i] + data.moved[i] : curve.stretch[i];
+    curve.slope[i] = (2.0 * spring[0] + 3.0 * spring[1] * y) * y;
+    impulse -= h * ((spring[0] + spring[1] * y) * (y * y)) + data.moved[i] * (speed * (damper[0] + damper[1] * speed));
+    curve.drag[i] = speed * (2.0 * damper[0] + 3.0 * damper[1] * speed);
+    if (joint.implicit) curve.drag[i] += h * curve.slope[i];
+    return curve.drag[i];
+}
+
 // Impulses along the free directions and, if `derived`, their rows, without the condensed pairs.
 template <bool derived, class T, class Store>
 void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &data, const T *w, const Store &store_row) {
@@ -364,8 +379,10 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
             data.moved[i] = h * row.times(w + 6 * joint.child, world ? nullptr : w + 6 * joint.parent);
         }
         if (joint.has_damper) {
-            row = (h * damping[i]) * row;
             impulse = -damping[i] * data.moved[i];
+            T slope = damping[i];
+            if (joint.curve >= 0) slope += add_curves(problem, joint, data, i, impulse);
+            row = (h * slope) * row;
         }
         if constexpr (derived)
             if (free) next_rows(problem, joint, data, i, translation, f, *free);

@@ -273,14 +273,17 @@ private:
                 if (joint.input >= 0 && !joint.drives(i)) adjoint.gradient.u[joint.input + i] += h * power;
                 if (joint.has_spring) {
                     if (pulls && !translation) power = dot(right_jacobian_inverse(data.angle, f), about);
-                    adjoint.add(-h * spring[i] * power, free.coordinate[i], joint);
+                    adjoint.add(-h * (joint.curve < 0 ? spring[i] : spring[i] + problem.curve(joint).slope[i]) * power, free.coordinate[i],
+                                joint);
                 }
                 if (joint.stiffness >= 0 && joint.has_damper && i >= joint.free_t()) {  // forces that enlarge the stiffness
                     const R push = -(h * data.excess[i] * data.moved[i]) * adjoint.right[joint.right + k];
                     if (joint.input >= 0 && !joint.drives(i)) adjoint.gradient.u[joint.input + i] += push;
                     if (joint.has_spring) adjoint.add(-spring[i] * push, free.coordinate[i], joint);
                 }
-                if (joint.has_damper) adjoint.add(-damping[i] * adjoint.right[joint.right + k], free.difference[i], joint);
+                if (!joint.has_damper) continue;
+                const T drag = joint.curve < 0 ? damping[i] : damping[i] + problem.curve(joint).drag[i];
+                adjoint.add(-drag * adjoint.right[joint.right + k], free.difference[i], joint);
             }
         }
         if (joint.free_data >= 0) moving_product(adjoint, problem, joint, adjoint.moving[joint.free_data]);

@@ -87,7 +87,8 @@ private:
             const Vec3<T> &sigma = translation ? g.along : g.about;
             const Vec3<T> &change = translation ? moved : turned;
             const T coordinate = translation ? dot(f, d) : vector ? dot(f, angle.theta) : angle_about(data.now.p, f);
-            const T power = dot(f, sigma), drag = damping[i] * power;
+            const T power = dot(f, sigma);
+            T drag = damping[i] * power;
             const Vec3<T> pulled = vector && !translation ? left_jacobian_inverse(angle, sigma) : sigma;
             T pull = h * spring[i] * dot(f, pulled);
             by_spring[i] += h * dot(f, pulled) * (rest[i] - coordinate);  // h spring (rest − coordinate)
@@ -99,6 +100,7 @@ private:
                 by_spring[i] += push * (rest[i] - coordinate);
                 pull += spring[i] * push;
             }
+            if (joint.curve >= 0) curve_product(to, problem, joint, i, power, dot(f, change), pull, drag);
             by_rest[i] += pull;
             if (vector && joint.has_damper) to.by_timestep -= drag * dot(f, change) / h;
             Vec3<T> by_f = -drag * change;
@@ -124,6 +126,24 @@ private:
         }
         if (joint.has_spring || joint.has_damper) g.add_displacement(parent.pose, child.pose, pulls + drags[0], d);
         if (joint.has_damper) back_product(to, problem, g, drags, turn, w);
+    }
+
+    // −h P(y) − m s (d₂ + d₃ s) of curves, with m = h ċ⁺ and s = |ċ⁺| (free.hpp). Adds to the weights of −c and of −m.
+    [[gnu::noinline]] static void curve_product(ParameterSum<T> &to, const Problem<T> &problem, const JointTable &joint, int i,
+                                                const T &power, const T &moved, T &pull, T &drag) {
+        const T h = problem.timestep();
+        const CurveData<T> &curve = problem.curve(joint);
+        const T speed = abs(moved) / h, y = joint.implicit ? curve.stretch[i] + moved : curve.stretch[i];
+        const T *spring = &problem.parameters[joint.curve + 2 * i], *damper = spring + 2 * joint.free();
+        T *by_spring = &to.sum[joint.curve + 2 * i], *by_damper = by_spring + 2 * joint.free();
+        const T square = power * (y * y), dragged = power * (moved * speed);
+        by_spring[0] -= h * square;
+        by_spring[1] -= h * (square * y);
+        by_damper[0] -= dragged;
+        by_damper[1] -= dragged * speed;
+        to.by_timestep += dragged * (damper[0] + 2.0 * damper[1] * speed) / h - square * (spring[0] + spring[1] * y);
+        pull += h * curve.slope[i] * power;
+        drag += curve.drag[i] * power;
     }
 
     // Dampers of mean rates, through the configuration one step back. drags: weights of translations and of rotations.

@@ -114,8 +114,10 @@ public:
             if (joint.has_damper) {
                 row = mean_rate ? mean_rate_row<derived>(problem, joint, data, bodies, i, translation, f, mean)
                                 : velocity_row<derived>(problem, joint, data, bodies, i, translation, f, w);
-                row = damping[i] * row;
                 impulse = -damping[i] * data.moved[i];
+                T slope = damping[i];
+                if (joint.curve >= 0) slope += add_curves(problem, joint, data, i, impulse);
+                row = slope * row;
             }
             if (free && translation) {
                 advance.template translate<derived>(problem, frame, i, f, *free);

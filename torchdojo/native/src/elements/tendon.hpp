@@ -174,6 +174,22 @@ private:
         }
     }
 
+    // Adds the gradient by the numbers of curves, and returns the derivative of their force by the timestep.
+    [[gnu::noinline]] static T add_curves(const TendonLaws<T> &laws, const T *p, const TendonTable &tendon, const Mask<T> &is_below,
+                                          const Mask<T> &is_above, const T &rate, const T &h, const T &each, T *sum) {
+        namespace field = parameter::tendon;
+        const T *spring = p + field::stiffness_curve, *damper = p + field::damping_curve;
+        const T y = laws.excess, square = y * y, dragged = rate * laws.speed;
+        sum[field::stiffness_curve] -= each * square;
+        sum[field::stiffness_curve + 1] -= each * (square * y);
+        sum[field::damping_curve] -= each * dragged;
+        sum[field::damping_curve + 1] -= each * (dragged * laws.speed);
+        sum[field::rest_lower] += each * select(is_below, laws.slope, T{});
+        sum[field::rest_upper] += each * select(is_above, laws.slope, T{});
+        const T force = -((spring[0] + spring[1] * y) * square + dragged * (damper[0] + damper[1] * laws.speed));
+        return tendon.implicit ? force - h * rate * laws.slope : force;
+    }
+
     static void add_parameters(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, int number, const T *w) {
         namespace field = parameter::tendon;
         const MechanismTable &m = problem.mechanism;
@@ -211,6 +227,7 @@ private:
             sum[field::friction] -= each * laws.rubbed;
             force -= p[field::friction] * laws.rubbed;
         }
+        if (tendon.curved) force += add_curves(laws, p, tendon, below > T{}, above > T{}, rate, h, each, sum);
         if (tendon.armature) sum[field::armature] -= mu * (rate - data.incoming);
         to.by_timestep += mu * force;
         Pull<T> c[most_tendon_bodies];
@@ -346,7 +363,7 @@ private:
         TendonData<T> &data = problem.tendons[number];
         const T rate = tendon_rate(problem, tendon, w);
         T lambda = data.given - data.damping * rate;
-        if (tendon.limited || tendon.rubs || tendon.armature) {
+        if (has_laws(tendon)) {
             const TendonLaws<T> laws(problem, tendon, data, rate);
             lambda += laws.impulse;
             data.by_rate = data.damping + laws.by_rate;

@@ -39,6 +39,9 @@ struct Overshoot {
     }
 };
 
+// Whether it has laws beside spring, damper and input.
+inline bool has_laws(const TendonTable &tendon) { return tendon.limited || tendon.rubs || tendon.armature || tendon.curved; }
+
 // The laws beside spring, damper and input, at a rate: impulses, and the derivatives that they add to `by_rate` and `by_length`.
 template <class T>
 struct TendonLaws {
@@ -53,6 +56,10 @@ struct TendonLaws {
     T held{};
     T by_timestep{};
     T rubbed{};  // L̇ / √(L̇² + s²)
+    // Numbers of curves: y, zero in the range of rest, |L̇|, and P′.
+    T excess{};
+    T speed{};
+    T slope{};
 
     TendonLaws(const Problem<T> &problem, const TendonTable &tendon, const TendonData<T> &data, const T &rate) {
         const T h = problem.timestep();
@@ -84,13 +91,31 @@ struct TendonLaws {
             impulse -= most * rubbed;
             by_rate += most * (square * inverse) * (inverse * inverse);
         }
+        if (tendon.curved) add_curves(p, tendon, data, rate, h);
         if (tendon.armature) {
             const T &armature = p[parameter::tendon::armature];
             impulse -= armature * (rate - data.incoming);
             by_rate += armature;
         }
     }
+
+private:
+    void add_curves(const T *p, const TendonTable &tendon, const TendonData<T> &data, const T &rate, const T &h);
 };
+
+template <class T>
+[[gnu::noinline]] void TendonLaws<T>::add_curves(const T *p, const TendonTable &tendon, const TendonData<T> &data, const T &rate,
+                                                 const T &h) {
+    const T *spring = p + parameter::tendon::stiffness_curve, *damper = p + parameter::tendon::damping_curve;
+    excess = max(data.length - p[parameter::tendon::rest_upper], T{}) - max(p[parameter::tendon::rest_lower] - data.length, T{});
+    if (tendon.implicit) excess = select(excess == T{}, T{}, excess + h * rate);
+    speed = abs(rate);
+    slope = (2.0 * spring[0] + 3.0 * spring[1] * excess) * excess;
+    impulse -= h * ((spring[0] + spring[1] * excess) * (excess * excess) + rate * (speed * (damper[0] + damper[1] * speed)));
+    by_rate += h * (speed * (2.0 * damper[0] + 3.0 * damper[1] * speed));
+    if (tendon.implicit) by_rate += (h * h) * slope;
+    by_length -= h * slope;
+}
 
 // λ at w.
 template <class T>
@@ -100,7 +125,7 @@ T tendon_impulse(const Problem<T> &problem, int number, const T *w) {
     if (!tendon.damped) return data.given;
     const T rate = tendon_rate(problem, tendon, w);
     const T plain = data.given - data.damping * rate;
-    if (!tendon.limited && !tendon.rubs && !tendon.armature) return plain;
+    if (!has_laws(tendon)) return plain;
     return plain + TendonLaws<T>(problem, tendon, data, rate).impulse;
 }
 

@@ -145,11 +145,15 @@ private:
         if (joint.input >= 0 && !joint.drives(i)) by_input = h * share;
         if (joint.has_spring) {
             if (!translation && joint.has_vector()) share -= 1.0;
-            row = row + (h * p[joint.spring() + i]) * share * places.motion(free.coordinate[i]);
+            T pull = (h * p[joint.spring() + i]) * share;
+            if (joint.curve >= 0) pull += h * problem.curve(joint).slope[i];
+            row = row + pull * places.motion(free.coordinate[i]);
         }
-        if (joint.has_damper)
-            row = row + problem.damping(joint, data)[i] *
-                            (places.motion(free.difference[i]) + carried(problem, joint, data, places, translation, f));
+        if (joint.has_damper) {
+            T drag = problem.damping(joint, data)[i];
+            if (joint.curve >= 0) drag += problem.curve(joint).drag[i];
+            row = row + drag * (places.motion(free.difference[i]) + carried(problem, joint, data, places, translation, f));
+        }
         if (joint.armature < 0) return;
         const MovingGradient<T> &moving = state.moving[joint.free_data];
         const T weight = problem.parameters[joint.armature + i] / h;
