@@ -32,7 +32,6 @@ CASES: dict[str, tuple[str, str, tuple[str, str, str, tuple[str, ...]]]] = {
                          ("motion", "approximated", "springs and dampers", ("h2",))),
     "curve of a ball": (body('<joint name="b" type="ball" stiffness="1 2"/>'), "",
                         ("motion", "approximated", "springs and dampers", ("b",))),
-    "cone of a ball": (body('<joint name="b" type="ball" range="0 1"/>'), "", ("motion", "approximated", "limits of ball joints", ("b",))),
     "softness of a limit": (body(hinge("h", X, 'range="0 1" solreflimit=".1 1"')), "",
                             ("motion", "approximated", "solref and solimp of limits", ("h",))),
     "softness of friction": (body(hinge("h", X, 'frictionloss="1" solreffriction=".1 1"')), "",

@@ -104,7 +104,6 @@ class Reference:
             "tendons": [len(model.tendon_stiffness)],
             "actuators": [model.nu],
             "springs that yield, curves of balls and free bodies": [bool(np.any(values[lost])) for values, lost in curves],
-            "cones of balls": model.jnt_limited[model.jnt_type == int(mujoco.mjtJoint.mjJNT_BALL)],
         }
         model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_CONTACT)
         model.opt.density = model.opt.viscosity = 0.0
@@ -119,7 +118,6 @@ class Reference:
         model.actuator_biastype[:] = int(mujoco.mjtBias.mjBIAS_NONE)
         for values, lost in curves:
             values[lost] = 0
-        model.jnt_limited[model.jnt_type == int(mujoco.mjtJoint.mjJNT_BALL)] = 0
         model.jnt_margin[:] = 0.0
         types, dropped = mujoco.mjtEq, []
         for i in range(model.neq):

@@ -161,7 +161,8 @@ JOINT = _row(
     "armature stiffness curve",  # positions in the packed parameters (−1: none)
     "lower upper",  # positions of all limits in the packed parameters (−1: none)
     "limited_r",  # the limits that act on rotations: 1 lower, 2 upper, 3 both
-    "extra",  # rows of limits on components of a rotation vector
+    "cone",  # position of the largest angle of the whole rotation in the packed parameters (−1: none)
+    "extra",  # rows of limits on components of a rotation vector, or of the cone
     "first_cone num_cones",  # its limits and frictions
     "has_rate_cones",  # friction, limits of rates, drives
     "driven",  # bits of the coordinates with a drive, whose inputs the drive has

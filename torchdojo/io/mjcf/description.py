@@ -297,14 +297,15 @@ class _Reader:
                 values["damper"][i] += float(driven[c.joint].damping[c.component])
                 values["armature"][i] += float(driven[c.joint].armature[c.component])
         lower, upper = [], []
+        options: dict[str, Any] = {}
         for c in coordinates:
             adr = int(model.jnt_qposadr[c.joint])
             single = model.jnt_type[c.joint] in (int(types.mjJNT_HINGE), int(types.mjJNT_SLIDE))
             values["rest"].append(c.sign * float(model.qpos_spring[adr] - model.qpos0[adr]) if single else 0.0)
             limited, ball = model.jnt_limited[c.joint] and not disabled(model, "LIMIT"), model.jnt_type[c.joint] == int(types.mjJNT_BALL)
             bounds = c.sign * (model.jnt_range[c.joint] - model.qpos0[adr]) if limited and single else np.array([-np.inf, np.inf])
-            if limited and ball and model.jnt_range[c.joint, 1] < np.pi:  # the box of rotation vectors around the cone (left_out.py)
-                bounds = model.jnt_range[c.joint, 1] * np.array([-1.0, 1.0])
+            if limited and ball and model.jnt_range[c.joint, 1] < np.pi:
+                options["cone"] = float(model.jnt_range[c.joint, 1])
             wide = (np.abs(bounds) > TURN + ROUNDED_TURN) & np.isfinite(bounds) & (model.jnt_type[c.joint] == int(types.mjJNT_HINGE))
             if wide.any():
                 self.findings.add("ignored", "joint limits", joint_label(model, c.joint), WIDE)
@@ -314,7 +315,7 @@ class _Reader:
         curves = self._curves(coordinates, driven)
         if not any(values["spring"]) and "spring_curve" not in curves:
             values["rest"] = []
-        options: dict[str, Any] = {key: value for key, value in values.items() if any(value)} | curves
+        options |= {key: value for key, value in values.items() if any(value)} | curves
         if np.isfinite([*lower, *upper]).any():
             options["limits"] = (lower, upper)
         options["actuated"] = any(c.joint in driven for c in coordinates) and not disabled(model, "ACTUATION")

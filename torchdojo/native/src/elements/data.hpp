@@ -24,9 +24,10 @@ struct JointData {
 // Joints with polynomials of springs and dampers (elements/curves.py): see free.hpp.
 template <class T>
 struct CurveData {
-    T stretch[4];                     // c − rest at the current configuration
-    T slope[4];                       // P′ at the point w
-    T drag[4];                        // what the polynomials add to the derivative of the impulse by h times the rate, with a minus
+    static constexpr int size = 12;
+    T *stretch;                       // c − rest at the current configuration, of four coordinates
+    T *slope;                         // P′ at the point w
+    T *drag;                          // what the polynomials add to the derivative of the impulse by h times the rate, with a minus
 };
 
 // Joints with armature, limits or friction: see free.hpp.

@@ -132,7 +132,7 @@ private:
     [[gnu::noinline]] static void curve_product(ParameterSum<T> &to, const Problem<T> &problem, const JointTable &joint, int i,
                                                 const T &power, const T &moved, T &pull, T &drag) {
         const T h = problem.timestep();
-        const CurveData<T> &curve = problem.curve(joint);
+        const CurveData<T> curve = problem.curve(joint);
         const T speed = abs(moved) / h, y = joint.implicit ? curve.stretch[i] + moved : curve.stretch[i];
         const T *spring = &problem.parameters[joint.curve + 2 * i], *damper = spring + 2 * joint.free();
         T *by_spring = &to.sum[joint.curve + 2 * i], *by_damper = by_spring + 2 * joint.free();
@@ -171,7 +171,11 @@ private:
         const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
         const T inverse = 1.0 / problem.timestep();
         const bool armature = joint.armature >= 0;
-        for (int e = 0; e < joint.extra; ++e)
+        if (joint.cone >= 0) {
+            const T &angle = problem.parameters[joint.cone];
+            to.sum[joint.cone] -= from.extra_impulse[0] * dot(from.now.theta, g.about) / (angle * angle);
+        }
+        for (int e = 0; e < (joint.cone < 0 ? joint.extra : 0); ++e)
             g.add_free(joint.free_t() + e, from.extra_impulse[e] * left_jacobian_inverse(from.now, g.about));
         T rate[6] = {};  // weights of h ċ⁺
         cone_product(to, problem, adjoint, g, from, w, rate);
@@ -247,7 +251,8 @@ private:
                 to.by_timestep += by_rate * from.rate[cone.coordinate];
             } else {
                 const T nu = cone.sign() * adjoint.multiplier[cone.impulse];
-                g.add_coordinate(cone.coordinate, -nu, g.data.next, from.next);
+                if (g.joint.cone == cone.parameter) add_cone(to, problem, g, -nu, from.next);
+                else g.add_coordinate(cone.coordinate, -nu, g.data.next, from.next);
                 to.sum[cone.parameter] += nu;
                 if (from.recovers) recovery_product(to, problem, g, from, c, nu);
             }
@@ -258,6 +263,14 @@ private:
         g.add_turn(-(relative * (cross(pushed, transposed_times(relative, g.about)) - cross(weight, turn))));
     }
 
+    // weight · (|θ|²/(2R) + R/2) of a cone.
+    [[gnu::noinline]] static void add_cone(ParameterSum<T> &to, const Problem<T> &problem, JointGradient<T> &g, const T &weight,
+                                           const RotationVector<T> &angle) {
+        const Vec3<T> n = (1.0 / problem.parameters[g.joint.cone]) * angle.theta;
+        to.sum[g.joint.cone] += (0.5 * weight) * (1.0 - dot(n, n));
+        g.add_turn(-weight * n);
+    }
+
     // A limit that recovers leaves a violation r + h v, and adds ν (r + h v) in its lanes.
     static void recovery_product(ParameterSum<T> &to, const Problem<T> &problem, JointGradient<T> &g, const FreeData<T> &from, int c,
                                  const T &signed_nu) {
@@ -265,7 +278,10 @@ private:
         const T h = problem.timestep(), nu = problem.joint_cones[c].leaves * signed_nu, by_room = cone.sign() * nu;
         const T speed = recovery_speed(problem, cone);
         const JointTable &joint = g.joint;
-        g.add_coordinate(cone.coordinate, nu, problem.bodies[joint.parent].pose, problem.bodies[joint.child].pose, g.data.now, from.now);
+        if (joint.cone == cone.parameter) add_cone(to, problem, g, nu, from.now);
+        else
+            g.add_coordinate(cone.coordinate, nu, problem.bodies[joint.parent].pose, problem.bodies[joint.child].pose, g.data.now,
+                             from.now);
         to.sum[cone.parameter] -= nu;
         to.by_timestep += speed * by_room;
         if (cone.fastest < 0) return;

@@ -135,6 +135,7 @@ public:
             data.impulse[i] = impulse;
             if constexpr (derived) rows[i] = row;
         }
+        if (joint.cone >= 0) cone_of(problem, joint, data, derived ? &frame.R : nullptr, *free);
         if constexpr (derived)
             for (int e = 0; e < joint.extra; ++e) rows[joint.free() + e] = TwistRow<T>{};
         if (!free) return;
@@ -267,6 +268,15 @@ private:
         const Vec3<T> line = frame.R * right_jacobian_inverse(free.next, f);
         frame.lines[i - joint.free_t()] = line;
         free.coordinate_row[i] = relative_row(Vec3<T>{}, line);
+    }
+
+    // What the limit of a cone sees, and its row where the frame of the joint is given.
+    [[gnu::noinline]] static void cone_of(const Problem<T> &problem, const JointTable &joint, JointData<T> &data, const Mat3<T> *frame,
+                                          FreeData<T> &free) {
+        data.next.p = conjugate(problem.bodies[joint.parent].next.q * data.offset_quaternion) * problem.bodies[joint.child].next.q;
+        measure_cone(problem, joint, data.next.p, free);
+        if (!frame) return;
+        free.coordinate_row[joint.free_t()] = relative_row(Vec3<T>{}, *frame * cone_gradient(problem, joint, data, free.next).phi_child);
     }
 
     // The angle of a single rotation, coordinate i, and its row.

@@ -175,19 +175,18 @@ private:
     }
 
     // Adds the gradient by the numbers of curves, and returns the derivative of their force by the timestep.
-    [[gnu::noinline]] static T add_curves(const TendonLaws<T> &laws, const T *p, const TendonTable &tendon, const Mask<T> &is_below,
-                                          const Mask<T> &is_above, const T &rate, const T &h, const T &each, T *sum) {
+    [[gnu::noinline]] static T add_curves(const T *p, const TendonTable &tendon, const T &length, const T &rate, const T &h, const T &each,
+                                          T *sum) {
         namespace field = parameter::tendon;
-        const T *spring = p + field::stiffness_curve, *damper = p + field::damping_curve;
-        const T y = laws.excess, square = y * y, dragged = rate * laws.speed;
+        const TendonCurves<T> curves = tendon_curves(p, tendon, length, rate, h);
+        const T &y = curves.excess, square = y * y, dragged = rate * curves.speed;
         sum[field::stiffness_curve] -= each * square;
         sum[field::stiffness_curve + 1] -= each * (square * y);
         sum[field::damping_curve] -= each * dragged;
-        sum[field::damping_curve + 1] -= each * (dragged * laws.speed);
-        sum[field::rest_lower] += each * select(is_below, laws.slope, T{});
-        sum[field::rest_upper] += each * select(is_above, laws.slope, T{});
-        const T force = -((spring[0] + spring[1] * y) * square + dragged * (damper[0] + damper[1] * laws.speed));
-        return tendon.implicit ? force - h * rate * laws.slope : force;
+        sum[field::damping_curve + 1] -= each * (dragged * curves.speed);
+        sum[field::rest_lower] += each * select(length < p[field::rest_lower], curves.slope, T{});
+        sum[field::rest_upper] += each * select(length > p[field::rest_upper], curves.slope, T{});
+        return tendon.implicit ? -curves.force - h * rate * curves.slope : -curves.force;
     }
 
     static void add_parameters(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, int number, const T *w) {
@@ -227,7 +226,7 @@ private:
             sum[field::friction] -= each * laws.rubbed;
             force -= p[field::friction] * laws.rubbed;
         }
-        if (tendon.curved) force += add_curves(laws, p, tendon, below > T{}, above > T{}, rate, h, each, sum);
+        if (tendon.curved) force += add_curves(p, tendon, data.length, rate, h, each, sum);
         if (tendon.armature) sum[field::armature] -= mu * (rate - data.incoming);
         to.by_timestep += mu * force;
         Pull<T> c[most_tendon_bodies];

@@ -42,6 +42,25 @@ struct Overshoot {
 // Whether it has laws beside spring, damper and input.
 inline bool has_laws(const TendonTable &tendon) { return tendon.limited || tendon.rubs || tendon.armature || tendon.curved; }
 
+// The polynomials of spring and damper: the excess y, zero in the range of rest, |L̇|, P′, P + drag and its derivative by the rate.
+template <class T>
+struct TendonCurves {
+    T excess, speed, slope, force, by_rate;
+};
+template <class T>
+[[gnu::noinline]] TendonCurves<T> tendon_curves(const T *p, const TendonTable &tendon, const T &length, const T &rate, const T &h) {
+    const T *spring = p + parameter::tendon::stiffness_curve, *damper = p + parameter::tendon::damping_curve;
+    TendonCurves<T> c;
+    c.excess = max(length - p[parameter::tendon::rest_upper], T{}) - max(p[parameter::tendon::rest_lower] - length, T{});
+    if (tendon.implicit) c.excess = select(c.excess == T{}, T{}, c.excess + h * rate);
+    c.speed = abs(rate);
+    c.slope = (2.0 * spring[0] + 3.0 * spring[1] * c.excess) * c.excess;
+    c.force = (spring[0] + spring[1] * c.excess) * (c.excess * c.excess) + rate * (c.speed * (damper[0] + damper[1] * c.speed));
+    c.by_rate = c.speed * (2.0 * damper[0] + 3.0 * damper[1] * c.speed);
+    if (tendon.implicit) c.by_rate += h * c.slope;
+    return c;
+}
+
 // The laws beside spring, damper and input, at a rate: impulses, and the derivatives that they add to `by_rate` and `by_length`.
 template <class T>
 struct TendonLaws {
@@ -56,10 +75,6 @@ struct TendonLaws {
     T held{};
     T by_timestep{};
     T rubbed{};  // L̇ / √(L̇² + s²)
-    // Numbers of curves: y, zero in the range of rest, |L̇|, and P′.
-    T excess{};
-    T speed{};
-    T slope{};
 
     TendonLaws(const Problem<T> &problem, const TendonTable &tendon, const TendonData<T> &data, const T &rate) {
         const T h = problem.timestep();
@@ -91,31 +106,19 @@ struct TendonLaws {
             impulse -= most * rubbed;
             by_rate += most * (square * inverse) * (inverse * inverse);
         }
-        if (tendon.curved) add_curves(p, tendon, data, rate, h);
+        if (tendon.curved) {
+            const TendonCurves<T> curves = tendon_curves(p, tendon, data.length, rate, h);
+            impulse -= h * curves.force;
+            by_rate += h * curves.by_rate;
+            by_length -= h * curves.slope;
+        }
         if (tendon.armature) {
             const T &armature = p[parameter::tendon::armature];
             impulse -= armature * (rate - data.incoming);
             by_rate += armature;
         }
     }
-
-private:
-    void add_curves(const T *p, const TendonTable &tendon, const TendonData<T> &data, const T &rate, const T &h);
 };
-
-template <class T>
-[[gnu::noinline]] void TendonLaws<T>::add_curves(const T *p, const TendonTable &tendon, const TendonData<T> &data, const T &rate,
-                                                 const T &h) {
-    const T *spring = p + parameter::tendon::stiffness_curve, *damper = p + parameter::tendon::damping_curve;
-    excess = max(data.length - p[parameter::tendon::rest_upper], T{}) - max(p[parameter::tendon::rest_lower] - data.length, T{});
-    if (tendon.implicit) excess = select(excess == T{}, T{}, excess + h * rate);
-    speed = abs(rate);
-    slope = (2.0 * spring[0] + 3.0 * spring[1] * excess) * excess;
-    impulse -= h * ((spring[0] + spring[1] * excess) * (excess * excess) + rate * (speed * (damper[0] + damper[1] * speed)));
-    by_rate += h * (speed * (2.0 * damper[0] + 3.0 * damper[1] * speed));
-    if (tendon.implicit) by_rate += (h * h) * slope;
-    by_length -= h * slope;
-}
 
 // λ at w.
 template <class T>
