@@ -199,7 +199,7 @@ BALL = '<joint name="b" type="ball" range="0 .4"/>'
 
 @pytest.mark.parametrize("joints", [BALL, f'<joint name="x" type="slide" axis={X}/>{BALL}'])
 def test_a_ball_stops_at_its_range(write_mjcf: Write, joints: str) -> None:
-    """A turn about an axis of the body, where the box of rotation vectors and the cone are one."""
+    """About an axis of the body."""
     path = write_mjcf(f'<body name="a">{joints}<geom type="box" size=".1 .2 .3" pos="0 0 -.5"/></body>')
     mech, robot = quiet(path, contacts=None), read_mjcf(path)
     model = robot.compiled.model

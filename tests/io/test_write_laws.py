@@ -78,6 +78,8 @@ LAWS: dict[str, dict[str, Any]] = {
     "dead zone": {"stiffness": 300.0, "rest": (0.1, 0.15)},
     "limits": {"limits": (0.19, 0.25), "limit_stiffness": 4e4, "limit_time": 0.01},
     "one limit": {"limits": (None, 0.15), "limit_stiffness": 2e3, "limit_time": 0.0},
+    "curves": {"stiffness": 300.0, "damping": 2.0, "rest": 0.15, "stiffness_curve": (-200.0, 4e3), "damping_curve": (3.0, 5.0)},
+    "cubes alone": {"rest": 0.15, "stiffness_curve": (0.0, 9e3), "damping_curve": (0.0, 5.0)},
     "friction": {"friction": 0.4},
     "armature": {"armature": 0.6},
 }
@@ -91,6 +93,23 @@ def test_tendons_come_back(path: str, law: str, tmp_path: Path) -> None:
         assert write_mjcf(mech)[1] == ["tendons.string.armature"]
         return
     check(mech, again(mech, tmp_path))
+
+
+def test_curves_of_joints_come_back(tmp_path: Path) -> None:
+    body = {"low": td.Body(0.3, (2e-3, 2e-3, 1e-3)), "high": td.Body(0.2, (1e-3, 1e-3, 5e-4))}
+    curves = {"spring_curve": (0.4, 3.0), "damper_curve": (0.01, 0.02)}
+    joints = {
+        "knuckle": td.Revolute(None, "low", axis=(0, 1, 0), child_anchor=(0, 0, 0.1), spring=0.2, damper=0.01, rest=0.3, **curves),
+        "slider": td.Prismatic("low", "high", axis=(0, 0, 1), parent_anchor=(0, 0, -0.1), spring_curve=(0.0, 50.0)),
+    }
+    mech = td.Mechanism(body, joints, timestep=0.005)
+    other = again(mech, tmp_path)
+    assert torch.equal(other.joints["knuckle"].damper_curve, mech.joints["knuckle"].damper_curve)
+    for name, joint in joints.items():
+        assert torch.equal(other.joints[name].spring_curve, joint.spring_curve)
+    z = mech.initial_state(knuckle={"q": 0.9, "qd": 2.0}, slider={"q": 0.1, "qd": -1.0})
+    ours, theirs = (one.rollout(z, steps=STEPS).z for one in (mech, other))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=TOLERANCE)
 
 
 def test_lengths_of_minus_one_are_not_those_at_qpos0(tmp_path: Path) -> None:

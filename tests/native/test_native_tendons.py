@@ -22,6 +22,8 @@ LAWS: dict[str, dict[str, Any]] = {
     "spring": {"stiffness": 40.0, "rest": (0.1, 0.3), "actuated": True},
     "damper": {"stiffness": 40.0, "damping": 0.7, "rest": (0.1, 0.3)},
     "implicit": {"stiffness": 60.0, "rest": 0.2, "implicit": True, "actuated": True},
+    "curves": {"stiffness": 30.0, "rest": (0.1, 0.3), "stiffness_curve": (20.0, 90.0), "damping_curve": (0.5, 0.8), "actuated": True},
+    "implicit curves": {"rest": (0.1, 0.3), "stiffness_curve": (-9.0, 90.0), "implicit": True},
     "limits": {"limits": (0.3, 0.5), "damping": 0.1},
     "friction": {"friction": 0.8, "stiffness": 40.0, "rest": 0.1},
     "friction and limits": {"friction": 0.8, "limits": (0.3, 0.5)},
@@ -105,7 +107,7 @@ def compare(mech: td.Mechanism, count: int = 9) -> None:
 
 @pytest.mark.sanitize
 @pytest.mark.parametrize(("kind", "law"), [
-    pytest.param(kind, law, marks=() if law == "damper" or (kind == "straight" and law not in SLOW_LAWS) else pytest.mark.slow)
+    pytest.param(kind, law, marks=() if law in ("damper", "curves") or (kind == "straight" and law not in SLOW_LAWS) else pytest.mark.slow)
     for kind in KINDS for law in LAWS
 ])  # fmt: skip
 def test_kernel_equals_reference(kind: str, law: str) -> None:
@@ -118,7 +120,7 @@ def test_kernel_equals_reference(kind: str, law: str) -> None:
 def test_gradients_by_all_numbers(kind: str) -> None:
     """Of the kernel and of the reference: laws, paths, joints, bodies, the timestep."""
     first = LAWS["all"] if kind != "sum" else LAWS["damper"] | {"limits": (0.05, 0.1), "friction": 0.5}
-    laws = [first, LAWS["implicit"]]
+    laws = [first, LAWS["implicit"], LAWS["curves"], LAWS["implicit curves"]]
     mech = chain(**{f"t{i}": path(kind, law) for i, law in enumerate(laws)})
     z, u = states(mech, 3)
     names = [name for name, p in mech.named_parameters() if p.numel()]
@@ -132,7 +134,9 @@ def test_gradients_by_all_numbers(kind: str) -> None:
         loss = sum((torch.cos(torch.arange(value.numel()).double()).reshape(value.shape) * value).sum() for value in (out.z, out.impulses))
         found = torch.autograd.grad(loss, [mech.get_parameter(name) for name in names], allow_unused=True, materialize_grads=True)
         results.append(dict(zip(names, found, strict=True)))
-    assert {"t0.friction", "t0.limit_upper", "t1.stiffness"} <= {name.removeprefix("tendons.") for name in names}
+    assert {"t0.friction", "t0.limit_upper", "t1.stiffness", "t2.damping_curve", "t3.stiffness_curve"} <= {
+        name.removeprefix("tendons.") for name in names
+    }
     for name in names:
         ours, theirs = (result[name] for result in results)
         scale = 1 + float(theirs.abs().max())

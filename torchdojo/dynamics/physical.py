@@ -29,10 +29,10 @@ POSITIVE, NOT_NEGATIVE = (torch.finfo(torch.float64).tiny, torch.inf), (-DIFFERE
 #: Kind of an element -> field -> least and largest value. None has the fields of the mechanism and of its bodies.
 RANGES: dict[type | None, dict[str, tuple[float, float]]] = {
     None: {"timestep": POSITIVE, "mass": POSITIVE},
-    StandardJoint: dict.fromkeys(("spring", "damper", "armature", *SERVO), NOT_NEGATIVE),
+    StandardJoint: dict.fromkeys(("spring", "damper", "armature", "damper_curve", *SERVO), NOT_NEGATIVE),
     JointElement: dict.fromkeys(("friction", "velocity_limits", *SERVO), NOT_NEGATIVE),
     Coupling: {"active": (-DIFFERENCE, 1.0 + DIFFERENCE), "compliance": NOT_NEGATIVE, "damping": NOT_NEGATIVE},
-    Tendon: dict.fromkeys(("stiffness", "damping", "limit_stiffness", "limit_time", "friction", "armature"), NOT_NEGATIVE),
+    Tendon: dict.fromkeys(("stiffness", "damping", "limit_stiffness", "limit_time", "friction", "armature", "damping_curve"), NOT_NEGATIVE),
     Contact: {
         **dict.fromkeys(("radius", "other_radius", "friction", "damping", "torsional_friction", "rolling_friction"), NOT_NEGATIVE),
         **dict.fromkeys((f"{other}{name}" for other in ("", "other_") for name in ("length", "size")), POSITIVE),

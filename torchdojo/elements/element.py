@@ -193,3 +193,13 @@ def orthonormal_complement(n: Tensor) -> Tensor:
 
 def unit(vector: Tensor) -> Tensor:
     return vector / torch.linalg.vector_norm(vector, dim=-1, keepdim=True)
+
+
+def on_rows(rows: Tensor | None, vector: Tensor) -> Tensor:
+    """rows · vector, (..., n); None stands for the three axes."""
+    return vector if rows is None else (rows * vector[..., None, :]).sum(-1)
+
+
+def along_rows(rows: Tensor | None, weights: Tensor) -> Tensor:
+    """rowsᵀ weights, (..., 3); None stands for the three axes."""
+    return weights if rows is None else (rows * weights[..., None]).sum(-2)

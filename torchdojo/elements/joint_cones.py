@@ -5,7 +5,7 @@ impulses act at the current configuration: limits through the transposed Jacobia
 rates ċ⁺ of the step (dynamics/README.md):
 
     limit       c⁺ − lower − s = 0,  upper − c⁺ − s = 0,  γ s = κ                                        impulse γ, −γ
-                (less what `JointLimits.room` leaves of a violation)
+                (less what `JointLimits.room` leaves of a violation; ball_cones.py has limits of a whole rotation)
     friction    p + q − 2b = 0,  ċ⁺ − σ_p + σ_q = 0,  p σ_p = κ,  q σ_q = κ,  b = h friction             impulse λ = (p − q)/2
 
 so that λ → −b sign(ċ⁺) where a coordinate moves as κ → 0, and |λ| < b where it sticks.
@@ -104,6 +104,12 @@ class JointLimits(JointElement):
     def cones(self) -> Cones:  # type: ignore[override]
         return Cones(orthant=len(self.sides[0]))
 
+    @property
+    def coned(self) -> int | None:
+        """Number of the side that limits the whole rotation (ball_cones.py); None: no side does."""
+        own = getattr(self.joint, "coned", False) and self.joint.free_translations in self.joint.limited[1]
+        return len(self.joint.limited[0]) + self.joint.limited[1].index(self.joint.free_translations) if own else None
+
     def kind(self) -> tuple[object, ...]:
         return (*super().kind(), self.joint.limited, self.velocity_limited)
 
@@ -120,7 +126,12 @@ class JointLimits(JointElement):
         places, signs = self.sides
         along = impulse.new_zeros(len(places), joint.num_coordinates)
         along[range(len(places)), places] = impulse.new_tensor(signs)
-        return joint.act_along(parent.pose, child.pose, impulse @ along), self.room(motions) - slack
+        pushed = impulse @ along
+        if self.coned is not None:
+            gamma = impulse[..., self.coned : self.coned + 1]
+            own = torch.arange(joint.num_coordinates, device=gamma.device) == joint.free_translations
+            pushed = torch.where(own, 0.0, pushed) - gamma * joint.along_cone(joint.coordinates(parent.pose, child.pose))
+        return joint.act_along(parent.pose, child.pose, pushed), self.room(motions) - slack
 
     def room(self, motions: tuple[Motion, ...]) -> Tensor:
         """The quantity that the slack s >= 0 with γ s = κ equals on every side, (..., cones.size) [m, rad].
@@ -138,6 +149,7 @@ class JointLimits(JointElement):
         after = joint.coordinates_near(parent.next, child.next, current[..., joint.num_coordinates - joint.num_angles :])
 
         def on_every_side(value: Tensor) -> Tensor:
+            value = value if self.coned is None else joint.measured(value)
             return torch.cat((value[..., below] - lower[..., below], upper[..., above] - value[..., above]), dim=-1)
 
         room = on_every_side(after)
@@ -164,7 +176,13 @@ class JointLimits(JointElement):
     def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor, timestep: Tensor) -> Tensor:
         joint = self.bound_joint()
         wrenches = [joint.act_along(poses[0], poses[1], one) for one in units(joint, inertia)]
-        return coordinate_mass(joint, mass, inertia, timestep, wrenches)[..., self.sides[0]]
+        masses = coordinate_mass(joint, mass, inertia, timestep, wrenches)[..., self.sides[0]]
+        if self.coned is None:
+            return masses
+        turns = [joint.act(poses[0], poses[1], *joint.expanded(one)) for one in units(joint, inertia)]  # their mean, whatever the axis
+        mean = coordinate_mass(joint, mass, inertia, timestep, turns)[..., joint.free_translations :].mean(-1, keepdim=True)
+        own = torch.arange(masses.shape[-1], device=masses.device) == self.coned
+        return torch.where(own, mean, masses)
 
     def on_path(
         self, impulse: Tensor, slack: Tensor, kappa: Tensor, mass: Tensor, timestep: Tensor, change: Change

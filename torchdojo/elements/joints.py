@@ -20,7 +20,8 @@ from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.elements.changes import changes_of_child
-from torchdojo.elements.element import Motion, Pose, orthonormal_complement, previous_pose, unit
+from torchdojo.elements.curves import CURVES
+from torchdojo.elements.element import Motion, Pose, along_rows, on_rows, orthonormal_complement, previous_pose, unit
 from torchdojo.elements.joint import BOUNDS, TURN, Joint
 from torchdojo.elements.kept_rows import SWITCH, LoopJoint
 from torchdojo.elements.servo import SERVO, SERVO_RANGE
@@ -65,8 +66,11 @@ class StandardJoint(LoopJoint):
         spring: stiffness [N/m, N·m/rad]; damper [N·s/m, N·m·s/rad]; rest: coordinate at which the spring is relaxed [m, rad]. Scalars, or
             (..., n) with one value per free coordinate, translations first. The damper is implicit.
         implicit: whether the spring is implicit, too: spring (rest − c − h ċ⁺) in place of spring (rest − c). elements/README.md compares.
+        spring_curve: (k₂, k₃) of further forces −k₂ x² − k₃ x³, x = c − rest [N/m², N/m³, for angles N·m/rad², N·m/rad³]. damper_curve:
+            (d₂, d₃) of −ċ⁺ |ċ⁺| (d₂ + d₃ |ċ⁺|) [N·s²/m², ...]. (2,), or (..., n, 2). Not for several free rotations (`curves.py`).
         limits: (lower, upper) of the free coordinates [m, rad]; infinite: none. They hold at every next configuration. A
             joint that starts outside comes back at `SolverOptions.depenetration_speed`, at most at half of `velocity_limits`.
+        cone: largest angle of the whole rotation [rad], (...,), of joints with three free rotations (`ball_cones.py`).
         friction: Coulomb friction [N, N·m]: the largest force or torque with which a coordinate resists motion (`JointFriction`).
         armature: inertia [kg, kg·m²] that moves with the coordinate's rate, of a motor seen through its gear: energy ½ a rate².
         servo_stiffness, servo_damping: kp and kd [N/m, N·m/rad], [N·s/m, N·m·s/rad] of a servo whose u = kp (target − c) + feedforward. The
@@ -129,9 +133,12 @@ class StandardJoint(LoopJoint):
         damper: Any = 0.0,
         rest: Any = 0.0,
         limits: tuple[Any, Any] | None = None,
+        cone: Any = None,
         friction: Any = None,
         armature: Any = None,
         implicit: bool = False,
+        spring_curve: Any = None,
+        damper_curve: Any = None,
         servo_stiffness: Any = None,
         servo_damping: Any = None,
         servo_range: tuple[Any, Any] | None = None,
@@ -151,10 +158,12 @@ class StandardJoint(LoopJoint):
         self.effort_limit = effort_limit
         self.actuated = actuated
         self.implicit = bool(implicit)
+        limits = self.with_cone(limits, cone)
         optional = {"friction": friction, "armature": armature, "velocity_limits": velocity_limits}
+        optional |= {"spring_curve": spring_curve, "damper_curve": damper_curve}
         present = [name for name, value in optional.items() if self.num_coordinates and self.has_effect(name, value)]
-        switch = {} if active is None else {SWITCH: 0}
-        self.set_fields({**type(self).fields, **dict.fromkeys([*present, *(BOUNDS if limits is not None else ())], 1), **switch})
+        added = (*present, *(() if limits is None else BOUNDS), *(() if active is None else (SWITCH,)))
+        self.set_fields({**type(self).fields, **{name: self.optional[name] for name in added}})
         for name in present:
             setattr(self, name, optional[name])
         self.active = active
@@ -193,8 +202,8 @@ class StandardJoint(LoopJoint):
         return {name: ndim for name, ndim in self.fields.items() if name not in ("friction", "velocity_limits", *BOUNDS, *SERVO_RANGE)}
 
     def kind(self) -> tuple[object, ...]:
-        present = (name in self.fields for name in ("armature", SERVO[0], SWITCH))
-        details = self.actuated, *present, self.implicit, self.driven, self.kept_rows
+        present = (name in self.fields for name in ("armature", *CURVES, SERVO[0], SWITCH))
+        details = self.actuated, *present, self.implicit, self.coned, self.driven, self.kept_rows
         return (*super().kind(), *details)
 
     # -- parameters ----------------------------------------------------------------------------------------------------------------------
@@ -208,7 +217,7 @@ class StandardJoint(LoopJoint):
         return tensor.requires_grad or bool((tensor != nothing).any())
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
-        if name in (*BOUNDS, SWITCH):
+        if name in (*BOUNDS, SWITCH, *CURVES):
             return super().check_field(name, value)
         size = {"axis": 3, "parent_anchor": 3, "child_anchor": 3, "orientation_offset": 4}.get(name, self.num_coordinates)
         per_coordinate = name in ("spring", "damper", "rest", "friction", "armature", "velocity_limits", *SERVO, *SERVO_RANGE)
@@ -292,7 +301,7 @@ class StandardJoint(LoopJoint):
 
     def _rows(self, parent: Pose, child: Pose, translational: Tensor | None, rotational: Tensor | None) -> Tensor:
         d, p = self.displacement(parent, child)
-        return torch.cat((_project(translational, d), _project(rotational, p[..., 1:])), dim=-1)
+        return torch.cat((on_rows(translational, d), on_rows(rotational, p[..., 1:])), dim=-1)
 
     def _held(self) -> tuple[Tensor | None, Tensor | None]:
         """Constrained rows of `directions`, translations and rotations, less those that do not act (`LoopJoint`)."""
@@ -304,8 +313,8 @@ class StandardJoint(LoopJoint):
         if self.free_rotations != 1:
             return self._along_free(d, quat.rotation_vector(p))
         translational, rotational = self.directions(self.free_translations)[0], self.directions(self.free_rotations)[0]
-        turn = 2 * torch.atan2(_project(rotational, p[..., 1:]), p[..., :1])
-        return torch.cat((_project(translational, d), turn), dim=-1)
+        turn = 2 * torch.atan2(on_rows(rotational, p[..., 1:]), p[..., :1])
+        return torch.cat((on_rows(translational, d), turn), dim=-1)
 
     def rate(self, before: Sequence[Pose], after: Sequence[Pose], timestep: Tensor) -> Tensor:
         """Mean rates of the free coordinates between two configurations of (parent, child) one step apart [m/s, rad/s], (..., n).
@@ -330,12 +339,12 @@ class StandardJoint(LoopJoint):
     def _along_free(self, translation: Tensor, rotation: Tensor) -> Tensor:
         """Components (..., num_coordinates) of vectors (..., 3) of the joint frame along the free directions."""
         free_t, free_r = self.directions(self.free_translations)[0], self.directions(self.free_rotations)[0]
-        return torch.cat((_project(free_t, translation), _project(free_r, rotation)), dim=-1)
+        return torch.cat((on_rows(free_t, translation), on_rows(free_r, rotation)), dim=-1)
 
     def expanded(self, along: Tensor) -> tuple[Tensor, Tensor]:
         """Force and torque (..., 3), joint frame, of forces on the free coordinates (..., num_coordinates), such as inputs."""
         free_t, free_r = self.directions(self.free_translations)[0], self.directions(self.free_rotations)[0]
-        return _expand(free_t, along[..., : self.free_translations]), _expand(free_r, along[..., self.free_translations :])
+        return along_rows(free_t, along[..., : self.free_translations]), along_rows(free_r, along[..., self.free_translations :])
 
     def act_along(self, parent: Pose, child: Pose, along: Tensor) -> list[tuple[Tensor, Tensor]]:
         """The transposed Jacobian of the coordinates at these poses times `along`."""
@@ -382,24 +391,25 @@ class StandardJoint(LoopJoint):
         _, p, _, _ = place = self._place(parent.pose, child.pose)
 
         # Impulses in the joint frame. The Jacobian of vec(p) with respect to a rotation of the parent side is ½ (w I + [v]×)ᵀ.
-        force = _expand(held_t, impulse[..., :rows_t])
-        multiplier = _expand(held_r, impulse[..., rows_t:])
+        force = along_rows(held_t, impulse[..., :rows_t])
+        multiplier = along_rows(held_r, impulse[..., rows_t:])
         torque = 0.5 * (p[..., :1] * multiplier + quat.cross(p[..., 1:], multiplier))
         if self.num_coordinates:
             inputs = None
             if self.num_inputs:
                 inputs = u * self.without_range(u) if self.driven else u  # `JointDrive` has the others
-            spring = self.spring * (self.rest - self.coordinates(parent.pose, child.pose))
+            coordinates = self.coordinates(parent.pose, child.pose)
+            spring = self.spring * (self.rest - coordinates)
             acting = spring if inputs is None else spring + inputs
-            free = -self.damping(timestep, acting) * self.damper_rate(motions, timestep)
+            free = self.resistance(coordinates, self.damper_rate(motions, timestep), acting, timestep)
             if inputs is not None:
                 free = free + inputs
             free = timestep * free
             if self.armature is not None:
                 free = free - self.armature * self._rate_change(motions, timestep)
             pull, turn = self.expanded(timestep * spring)
-            force = force + pull + _expand(free_t, free[..., : self.free_translations])
-            torque = torque + self._pulled(p, turn) + _expand(free_r, free[..., self.free_translations :])
+            force = force + pull + along_rows(free_t, free[..., : self.free_translations])
+            torque = torque + self._pulled(p, turn) + along_rows(free_r, free[..., self.free_translations :])
         rows = self._rows(parent.next, child.next, held_t, held_r)
         if self.leaves_out:
             rows = rows + timestep * self.left_out(impulse)
@@ -446,24 +456,6 @@ class StandardJoint(LoopJoint):
         """
         change, turn = changes_of_child(motions, self.child_anchor, timestep)
         return self._along_free(quat.inverse_rotate(self._offset, change), quat.rotation_vector(turn)) / timestep
-
-    def armature_energy(self, rate: Tensor) -> Tensor:
-        """½ a rate², summed over the free coordinates [J], (...)."""
-        return rate.new_zeros(rate.shape[:-1]) if self.armature is None else 0.5 * (self.armature * rate**2).sum(-1)
-
-    def spring_energy(self, parent: Pose, child: Pose) -> Tensor:
-        """½ k (rest − coordinate)², summed over the free coordinates [J], (...)."""
-        return 0.5 * (self.spring * (self.rest - self.coordinates(parent, child)) ** 2).sum(-1)
-
-
-def _project(rows: Tensor | None, vector: Tensor) -> Tensor:
-    """rows · vector, (..., n)."""
-    return vector if rows is None else (rows * vector[..., None, :]).sum(-1)
-
-
-def _expand(rows: Tensor | None, weights: Tensor) -> Tensor:
-    """rowsᵀ weights, (..., 3)."""
-    return weights if rows is None else (rows * weights[..., None]).sum(-2)
 
 
 #: name -> (free translations, free rotations). Where one is free it is along `axis`, where two are they are perpendicular to it.

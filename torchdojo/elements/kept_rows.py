@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from torchdojo.elements.servo import ServoJoint
+from torchdojo.elements.ball_cones import ConedJoint
 from torchdojo.parameters import require
 
 __all__ = ["SWITCH", "KeptRows", "LoopJoint"]
@@ -35,10 +35,10 @@ class KeptRows(NamedTuple):
         return torch.eye(len(p)).to(p) - p @ p
 
 
-class LoopJoint(ServoJoint):
+class LoopJoint(ConedJoint):
     """The part of a `StandardJoint` that has to do with closed loops."""
 
-    optional: ClassVar[dict[str, int]] = {SWITCH: 0, **ServoJoint.optional}
+    optional: ClassVar[dict[str, int]] = {SWITCH: 0, **ConedJoint.optional}
     kept_rows: KeptRows | None = None  #: of a joint that repeats others of its loop; a mechanism sets it when it is built
     active: Tensor | None
     axis: Tensor

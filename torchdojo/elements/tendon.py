@@ -14,6 +14,7 @@ zero, else 0: the spring is backward Euler along the tangent of the path, and di
 Limits, friction and armature are optional. They are laws of the same scalar L̇, which only fall with it, so that Newton's method needs no
 slack and no dual for them, and the step stays one smooth function of its inputs:
 
+    curves     −P(y) − L̇ |L̇| (d₂ + d₃ |L̇|)          P(y) = k₂ y² + k₃ y³, y = −e, or L̇ h − e where `implicit` (elements/curves.py)
     limits     N = k_l (P(o_l) − P(o_r))           o_l = l − L − (h + τ P′(l − L)) L̇,  o_r = L − r + (h + τ P′(L − r)) L̇,  l < r
     friction   F = −f L̇ / √(L̇² + s²)              at most f, with creep: s = SLIP
     armature   a (L̇ − L̇⁻)                          L̇⁻ is the rate of the step before, g⁻ · V: energy ½ a L̇² of what moves with L
@@ -37,6 +38,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
+from torchdojo.elements.curves import curve_energy, curve_force, drag
 from torchdojo.elements.element import Element, Motion, Pose, previous_pose
 from torchdojo.elements.joint import Joint, pulled_back
 from torchdojo.parameters import as_tensor, require
@@ -48,6 +50,7 @@ SLIP = 1e-4  # [m/s] friction is 1/√2 of its bound at this rate
 LIMIT_STIFFNESS = 1e6  # [N/m]
 LIMIT_TIME = 0.02  # [s] the default of MuJoCo's constraints
 LIMIT_FIELDS = ("limit_lower", "limit_upper", "limit_stiffness", "limit_time")
+CURVES = ("stiffness_curve", "damping_curve")
 FAR = 1e9  # [m] stands for a limit that does not exist
 
 
@@ -86,14 +89,17 @@ class Tendon(Element):
         limit_time: τ of the dampers beside them, k_l τ, which act outside of the limits [s], (...,), at least 0.
         friction: f, a bound on a force against the rate of the length [N], (...,). None: no friction.
         armature: a, the inertia of what moves with the length, as of a spool [kg], (...,). None: no armature.
+        stiffness_curve: (k₂, k₃) of further forces −k₂ y² − k₃ y³ along the length, with the excess y over the rest range, negative below
+            it [N/m², N/m³], (..., 2). None: the spring is linear.
+        damping_curve: (d₂, d₃), at least 0, of a further force −L̇ |L̇| (d₂ + d₃ |L̇|) [N·s²/m², N·s³/m³], (..., 2). None: it is linear.
 
     Raises:
-        ValueError: negative stiffness, damping, friction or armature, a lower length above the upper one.
+        ValueError: negative stiffness, damping, friction or armature, curves without two numbers, a lower length above the upper one.
     """
 
     num_rows = 1
     fields: ClassVar[dict[str, int]] = {"stiffness": 0, "damping": 0, "rest_lower": 0, "rest_upper": 0}
-    optional: ClassVar[dict[str, int]] = {**dict.fromkeys(LIMIT_FIELDS, 0), "friction": 0, "armature": 0}
+    optional: ClassVar[dict[str, int]] = {**dict.fromkeys(LIMIT_FIELDS, 0), "friction": 0, "armature": 0, **dict.fromkeys(CURVES, 1)}
     noun: ClassVar[str] = "tendon"
     structural: ClassVar[frozenset[str]] = frozenset({"actuated", "implicit"})
     stiffness: Tensor
@@ -106,6 +112,8 @@ class Tendon(Element):
     limit_time: Tensor | None
     friction: Tensor | None
     armature: Tensor | None
+    stiffness_curve: Tensor | None
+    damping_curve: Tensor | None
     #: joints that the path runs over, which `attach` finds
     joints: tuple[Joint, ...] = ()
 
@@ -122,9 +130,12 @@ class Tendon(Element):
         limit_time: Any = LIMIT_TIME,
         friction: Any = None,
         armature: Any = None,
+        stiffness_curve: Any = None,
+        damping_curve: Any = None,
     ) -> None:
         super().__init__()
-        present = {name: value for name, value in (("friction", friction), ("armature", armature)) if value is not None}
+        laws = {"friction": friction, "armature": armature, "stiffness_curve": stiffness_curve, "damping_curve": damping_curve}
+        present = {name: value for name, value in laws.items() if value is not None}
         if limits is not None:
             present = self._limits(limits) | {"limit_stiffness": limit_stiffness, "limit_time": limit_time} | present
         self.set_fields({**type(self).fields, **{name: self.optional[name] for name in present}})
@@ -161,7 +172,9 @@ class Tendon(Element):
 
     def check_field(self, name: str, value: Tensor) -> Tensor:
         value = super().check_field(name, value)
-        if name in ("stiffness", "damping", "limit_stiffness", "limit_time", "friction", "armature"):
+        if name in CURVES and value.shape[-1] != 2:
+            raise ValueError(f"{self.label(name)}: got shape {tuple(value.shape)}; allowed: (..., 2), the numbers of square and cube")
+        if name in ("stiffness", "damping", "limit_stiffness", "limit_time", "friction", "armature", "damping_curve"):
             require(value >= 0, self.label(name), value, "numbers >= 0")
         return value
 
@@ -189,7 +202,8 @@ class Tendon(Element):
     def energy(self, *poses: Pose) -> Tensor:
         """Energy of the spring and of the limits at these poses [J], (...)."""
         length = self.path(*poses).length
-        return 0.5 * self.stiffness * self.stretch(length) ** 2 + self.limit_energy(length)
+        energy = 0.5 * self.stiffness * self.stretch(length) ** 2 + self.limit_energy(length)
+        return energy if self.stiffness_curve is None else energy + curve_energy(-self.stretch(length), self.stiffness_curve)
 
     def limit_energy(self, length: Tensor) -> Tensor:
         """Energy of the limits at a length (...) [J]."""
@@ -209,6 +223,11 @@ class Tendon(Element):
         if self.implicit:
             damping = damping + h * torch.where(stretch != 0, self.stiffness, 0.0)
         force = self.stiffness * stretch - damping * rate
+        if self.stiffness_curve is not None:
+            excess = torch.where(stretch != 0, h * rate - stretch, 0.0) if self.implicit else -stretch
+            force = force - curve_force(excess, self.stiffness_curve)
+        if self.damping_curve is not None:
+            force = force - drag(rate, self.damping_curve)
         if u.shape[-1]:
             force = force + u[..., 0]
         if self.limit_stiffness is not None:

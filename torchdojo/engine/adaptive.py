@@ -116,7 +116,7 @@ class AdaptiveSteps(Stepper):
         self.system = backends.system_on_device()
         self.parameters = self.whole.stacked
         named = self.system.named_parameters(range(len(self.parameters)))
-        self.forces = [GRAVITY, *(places["spring"] for places in named if "spring" in places)]
+        self.forces = [GRAVITY, *(places[name] for places in named for name in ("spring", "spring_curve") if name in places)]
         self.flat: list[Tensor] = []
         self.batch: torch.Size | None = None
         self.alike = False  # whether all environments have the same parameters

@@ -95,13 +95,15 @@ class Reference:
     def _leave_out(self, keeps: Callable[[str], bool], urdf: bool) -> None:
         """Leave out what the mechanism does not have, and note what the file has of that."""
         mujoco, model = self.mujoco, self.model
+        several = np.isin(model.jnt_type, [int(mujoco.mjtJoint.mjJNT_BALL), int(mujoco.mjtJoint.mjJNT_FREE)])
+        rows = {"jnt_stiffnesspoly": several, "dof_dampingpoly": several[model.dof_jntid], "jnt_springyield": np.ones(model.njnt, bool)}
+        curves = [(getattr(model, name), lost) for name, lost in rows.items() if hasattr(model, name)]  # old versions of MuJoCo lack them
         left_out = {
             "fluid": [float(model.opt.density), float(model.opt.viscosity)],
             "gravity compensation": model.body_gravcomp,
             "tendons": [len(model.tendon_stiffness)],
             "actuators": [model.nu],
-            "springs and dampers that are not linear": np.concatenate([np.ravel(getattr(model, name, 0)) for name in CURVED]),
-            "cones of balls": model.jnt_limited[model.jnt_type == int(mujoco.mjtJoint.mjJNT_BALL)],
+            "springs that yield, curves of balls and free bodies": [bool(np.any(values[lost])) for values, lost in curves],
         }
         model.opt.disableflags |= int(mujoco.mjtDisableBit.mjDSBL_CONTACT)
         model.opt.density = model.opt.viscosity = 0.0
@@ -114,10 +116,8 @@ class Reference:
             getattr(model, f"actuator_{name}")[:] = 0.0
         model.actuator_gaintype[:] = int(mujoco.mjtGain.mjGAIN_FIXED)
         model.actuator_biastype[:] = int(mujoco.mjtBias.mjBIAS_NONE)
-        for name in CURVED:
-            if hasattr(model, name):
-                getattr(model, name)[:] = 0
-        model.jnt_limited[model.jnt_type == int(mujoco.mjtJoint.mjJNT_BALL)] = 0
+        for values, lost in curves:
+            values[lost] = 0
         model.jnt_margin[:] = 0.0
         types, dropped = mujoco.mjtEq, []
         for i in range(model.neq):
@@ -250,9 +250,6 @@ class Reference:
             for name, value in kept.items():
                 getattr(model, name)[:] = value
 
-
-#: fields of the parts of springs and dampers that are not linear; old versions of MuJoCo lack them
-CURVED = ("jnt_stiffnesspoly", "dof_dampingpoly", "jnt_springyield")
 
 #: laws of joints, by the fields of MuJoCo's model that have them
 FEATURES = {

@@ -313,6 +313,13 @@ class MuJoCoRobots:
                 model.dof_damping[start + column] = float(damper.expand(count)[i])
                 number = int(model.dof_jntid[start + column])
                 model.jnt_stiffness[number] = float(spring.expand(count)[i])
+                for field, place_of, curve, sign in (
+                    ("jnt_stiffnesspoly", number, joint.spring_curve, self.to_ours[row, column]),
+                    ("dof_dampingpoly", start + column, joint.damper_curve, 1.0),
+                ):
+                    if hasattr(model, field):  # new in MuJoCo 4
+                        numbers = np.zeros(2) if curve is None else curve.detach().reshape(-1, count, 2).mean(0)[i].numpy()
+                        getattr(model, field)[place_of] = numbers * (sign, 1.0)
                 offset = float(rest.expand(count)[i]) - self.ours[start + row]
                 model.qpos_spring[size + column] = self.zero[size + column] + self.to_ours[row, column] * offset
 

@@ -11,7 +11,7 @@ import numpy as np
 from torchdojo.dynamics.system import System
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.coupling import Coupling
-from torchdojo.elements.joint_cones import JointElement, JointFriction
+from torchdojo.elements.joint_cones import JointElement, JointFriction, JointLimits
 from torchdojo.elements.joint_drive import JointDrive
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.near_contact import NearContact
@@ -80,6 +80,7 @@ class _Joint:
     has_damper: bool
     limits: tuple[int, int] = (NONE, NONE)  # positions of their parameters
     limited_rotations: int = 0
+    cone: int = NONE  # position of the angle of a cone
     extra: int = 0
     node: int = NONE
     cones: list[dict[str, int]] = field(default_factory=list)
@@ -93,7 +94,9 @@ class _Joint:
         self.held_translations, self.held_rotations = 3 - self.module.free_translations, 3 - self.module.free_rotations
         self.driven = self.module.driven
         self.held = self.held_translations + self.held_rotations
-        self.armature, self.stiffness = (self.piece.place(self.member, name) for name in ("armature", "stiffness"))
+        self.armature, self.stiffness, self.curve = (
+            self.piece.place(self.member, name) for name in ("armature", "stiffness", "spring_curve")
+        )
 
     @property
     def has_free_data(self) -> bool:
@@ -129,9 +132,13 @@ class _Joint:
                     self._cone(kind, i, self.held + i, *next(place), 1, first + i)
             return
         self.limits = piece.place(member, "lower"), piece.place(member, "upper")
+        if isinstance(element, JointLimits) and element.coned is not None:
+            self.cone, self.extra = self.limits[1] + translations, 1
         turns = [any(i >= translations for i in side) for side in joint.limited]
         self.limited_rotations = turns[0] + 2 * turns[1]
-        if joint.free_rotations > 1 and self.limited_rotations:
+        if self.cone >= 0:
+            self.limited_rotations = 0  # no component has a limit
+        elif joint.free_rotations > 1 and self.limited_rotations:
             # Components of a rotation vector push in other directions than inputs do. Their rows follow the rows of the free directions.
             self.extra = joint.free_rotations
         place = iter(zip(impulse, slack, strict=True))
@@ -280,11 +287,14 @@ class _Lowering:
                 parameters=joint.piece.place(joint.member),
                 has_spring=joint.has_spring,
                 has_damper=joint.has_damper,
+                implicit=joint.module.implicit,
                 armature=joint.armature,
                 stiffness=joint.stiffness,
+                curve=joint.curve,
                 lower=joint.limits[0],
                 upper=joint.limits[1],
                 limited_r=joint.limited_rotations,
+                cone=joint.cone,
                 extra=joint.extra,
                 first_cone=first_cone,
                 num_cones=len(joint.cones),

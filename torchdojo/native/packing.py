@@ -15,6 +15,7 @@ from torchdojo.dynamics.system import Group, System
 from torchdojo.elements.contact import SAMPLED
 from torchdojo.elements.contacts import Contact
 from torchdojo.elements.coupling import Coupling
+from torchdojo.elements.curves import CURVES
 from torchdojo.elements.element import orthonormal_complement, unit
 from torchdojo.elements.joint_cones import JointElement
 from torchdojo.elements.joint_drive import JointDrive
@@ -109,9 +110,11 @@ def _layout(group: Group) -> np.dtype:
     """Packed parameters of one member of a group."""
     element = group.template
     if isinstance(element, StandardJoint):
-        absent = {"armature": "armature" not in group.fields, "stiffness": not element.implicit and SERVO[0] not in group.fields}
+        straight = not any(name in group.fields for name in CURVES)
+        absent = {"armature": "armature" not in group.fields, **dict.fromkeys(CURVES, straight)}
+        absent["stiffness"] = straight and not element.implicit and SERVO[0] not in group.fields
         present = [name for name in FREE_PARAMETERS.names or () if not absent.get(name)]
-        return numbers(JOINT_PARAMETERS, **dict.fromkeys(present, element.num_coordinates))
+        return numbers(JOINT_PARAMETERS, **{name: size(FREE_PARAMETERS[name]) * element.num_coordinates for name in present})
     if isinstance(element, JointElement):
         names = (DRIVE_PARAMETERS.names or ()) if isinstance(element, JointDrive) else element.own_fields
         return numbers(**dict.fromkeys(names, element.joint.num_coordinates))

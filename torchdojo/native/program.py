@@ -20,6 +20,7 @@ from torchdojo.elements.contact import SAMPLED
 from torchdojo.elements.contacts import Contact, LinearContact
 from torchdojo.elements.coupling import Coupling
 from torchdojo.elements.couplings import JointCoupling, JointLock, SumCoupling
+from torchdojo.elements.curves import CURVES
 from torchdojo.elements.joint_cones import JointElement
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.near_contact import NearContact
@@ -153,7 +154,11 @@ class Program:
     def _acting(self, parameters: Sequence[Tensor]) -> Acting:
         fields = self.fields(parameters)
         joints = [fields[id(group)] for group in self.joint_groups]
-        acting = [(bool(values["spring"].any()), _damps(group, values)) for group, values in zip(self.joint_groups, joints, strict=True)]
+        curved = [any(name in values for name in CURVES) for values in joints]
+        acting = [
+            (curve or bool(values["spring"].any()), curve or _damps(group, values))
+            for group, values, curve in zip(self.joint_groups, joints, curved, strict=True)
+        ]
         for group in self.tendon_groups:
             values, implicit = fields[id(group)], bool(getattr(group.template, "implicit", False))
             always = any(name in values for name in Tendon.optional)

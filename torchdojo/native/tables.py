@@ -157,11 +157,12 @@ JOINT = _row(
     "held_t held_r",  # constrained directions
     "row input",  # positions in w and in u (−1: not actuated)
     "parameters",  # position in the packed parameters
-    "has_spring has_damper",
-    "armature stiffness",  # positions in the packed parameters (−1: none)
+    "has_spring has_damper implicit",
+    "armature stiffness curve",  # positions in the packed parameters (−1: none)
     "lower upper",  # positions of all limits in the packed parameters (−1: none)
     "limited_r",  # the limits that act on rotations: 1 lower, 2 upper, 3 both
-    "extra",  # rows of limits on components of a rotation vector
+    "cone",  # position of the largest angle of the whole rotation in the packed parameters (−1: none)
+    "extra",  # rows of limits on components of a rotation vector, or of the cone
     "first_cone num_cones",  # its limits and frictions
     "has_rate_cones",  # friction, limits of rates, drives
     "driven",  # bits of the coordinates with a drive, whose inputs the drive has
@@ -231,7 +232,7 @@ TENDON = _row(
     "offset",  # position of the length of a sum where all coordinates are zero (−1: a string)
     "spatial implicit",  # whether it is a string, and whether its spring is implicit
     "damped",  # whether its impulse depends on the velocities of the step
-    "limited rubs armature",  # whether it has limits, friction, armature
+    "limited rubs armature curved",  # whether it has limits, friction, armature, polynomials of spring or damper
     "first_body num_bodies",  # its places: bodies may repeat
     "first_part num_parts",
     "first_block",  # its first block among those of pairs of places
@@ -325,17 +326,18 @@ GLOBAL_PARAMETERS = numbers(timestep=1, gravity=3)
 BODY_PARAMETERS = numbers(mass=1, inertia=9)
 # Two bases, in the joint frame. Each has a row per held direction, then a row per free direction.
 JOINT_PARAMETERS = numbers(translations=9, rotations=9, parent_anchor=3, child_anchor=3, orientation=4)
-# Behind the others, per free direction; armature and stiffness only where they are given. The stiffness makes springs and servos implicit:
-# h times the stiffness is a damper.
-FREE_PARAMETERS = numbers(spring=1, damper=1, rest=1, armature=1, stiffness=1)
+# Behind the others, per free direction; armature, stiffness and curves only where they are given. The stiffness makes springs and servos
+# implicit: h times the stiffness is a damper. Both curves of a direction come together, and with a stiffness.
+FREE_PARAMETERS = numbers(spring=1, damper=1, rest=1, armature=1, stiffness=1, spring_curve=2, damper_curve=2)
 DRIVE_PARAMETERS = numbers(half=1, middle=1, stiffness=1, damping=1)  # per free direction: half the width and the middle of the range
 # A number of each law and of each couple stands behind the others, where it is given.
 CONTACT_PARAMETERS = numbers(point=3, radius=1, offset=1, normal=3, tangents=6, friction=1)
 # off: 1 − active. Coefficients of the ends stand behind, where given.
 COUPLING_PARAMETERS = numbers(ratio=1, offset=1, curve=3, off=1, compliance=1, damping=1)
 TENDON_PARAMETERS = numbers(  # the numbers of the path follow
-    stiffness=1, damping=1, rest_lower=1, rest_upper=1, **dict.fromkeys(tendon.LIMIT_FIELDS, 1), friction=1, armature=1
-)
+    stiffness=1, damping=1, rest_lower=1, rest_upper=1, **dict.fromkeys(tendon.LIMIT_FIELDS, 1), friction=1, armature=1,
+    **dict.fromkeys(tendon.CURVES, 2),
+)  # fmt: skip
 # Each actuator has the numbers of its law (actuation.py). A range (lower, upper) of each input follows.
 ACTUATOR_PARAMETERS = numbers(gear=1, gain=3, bias=3, length0=1, ctrlrange=2, forcerange=2, carried_damping=1)
 # A site has its pose on its body, and the extents of its zone. The output of a sensor is scale · value + offset between two bounds.

@@ -8,7 +8,7 @@ from typing import cast
 from torchdojo.elements.element import Element
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.elements.string_coupling import StringCoupling
-from torchdojo.elements.tendon import Tendon
+from torchdojo.elements.tendon import CURVES, Tendon
 from torchdojo.elements.tendon_paths import FixedTendon, Span, SpatialTendon, Strings
 from torchdojo.native.packing import Piece
 from torchdojo.native.tables import MOST_TENDON_BODIES, TENDON, TENDON_PART, row
@@ -69,6 +69,7 @@ def tendon_tables(
             limited="limit_stiffness" in tendon.fields,
             rubs="friction" in tendon.fields,
             armature="armature" in tendon.fields,
+            curved=any(name in tendon.fields for name in CURVES),
             first_body=len(bodies),
             num_bodies=len(places),
             first_part=len(parts),

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
+from torchdojo.elements.ball_cones import ConedJoint
 from torchdojo.elements.string_coupling import StringCoupling
 from torchdojo.parameters import as_tensor, broadcast_shapes, require, transforming
 from torchdojo.state.kinematics import Geometry, Tree, apply, cross, geometry, kinematics, modules_of, turned
@@ -186,8 +187,9 @@ def _bounds(mech: Structure, tree: Tree) -> tuple[Tensor, Tensor]:
     for side in (0, 1):
         columns = [mech.gravity.new_full((), -math.inf if side == 0 else math.inf, dtype=torch.float64)] * mech.num_coordinates
         for joint, places in zip(modules_of(tree, mech.named_joints()), tree.coordinates, strict=True):
-            if joint.limits is not None:
-                columns[places] = joint.limits[side].detach().unbind(-1)
+            limits = joint.inner_limits if isinstance(joint, ConedJoint) else joint.limits
+            if limits is not None:
+                columns[places] = limits[side].detach().unbind(-1)
         bounds.append(torch.stack(torch.broadcast_tensors(*columns), dim=-1))
     return bounds[0], bounds[1]
 

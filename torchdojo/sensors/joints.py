@@ -50,10 +50,14 @@ class JointLimit(Kind):
         q, qd = at.coordinates(_places(sensors, at))
         values = []
         for i, sensor in enumerate(sensors):
-            limits, total = at.joint(sensor).limits, at.zeros()
-            for bound, sign in zip(limits or (), (1.0, -1.0), strict=False):
-                gap = sign * (q[..., i] - bound[..., sensor.coordinate])
-                total = total + torch.where(gap < 0, sign * qd[..., i] if self.velocity else gap, 0.0)
+            joint, total, value, rate = at.joint(sensor), at.zeros(), q[..., i], qd[..., i]
+            if isinstance(joint, StandardJoint) and joint.coned and sensor.coordinate == joint.free_translations:
+                name = cast(str, sensor.joint)
+                own, own_rates = at.coordinates([(name, k) for k in range(joint.num_coordinates)])
+                value, rate = joint.measured(own)[..., sensor.coordinate], (joint.along_cone(own) * own_rates).sum(-1)
+            for bound, sign in zip(joint.limits or (), (1.0, -1.0), strict=False):
+                gap = sign * (value - bound[..., sensor.coordinate])
+                total = total + torch.where(gap < 0, sign * rate if self.velocity else gap, 0.0)
             values.append(total)
         return torch.stack(torch.broadcast_tensors(*values), dim=-1)[..., None]
 

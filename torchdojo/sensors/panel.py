@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from torchdojo.elements.ball_cones import ConedJoint
 from torchdojo.elements.contact import Contact
 from torchdojo.native.packing import is_plain
 from torchdojo.native.program import Program
@@ -173,6 +174,8 @@ class _Lowering:
         values["joint"], values["coordinate"] = self.joint[id(joint)], sensor.coordinate
         if number in (SensorKind.JOINT_POSITION, SensorKind.JOINT_VELOCITY):
             return True
+        if isinstance(joint, ConedJoint) and joint.coned and number != SensorKind.JOINT_LIMIT_FORCE:
+            return False
         below, above = joint.limited
         acts = [sensor.coordinate in side for side in (below, above)]
         values["first"], values["second"] = map(int, acts)

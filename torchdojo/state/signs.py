@@ -90,7 +90,7 @@ def warn_of_turns(joints: Mapping[str, Joint], tree: Sequence[str], poses: Calla
     for name, joint in joints.items():
         if name in tree or not isinstance(joint, StandardJoint) or joint.free_rotations != 1:
             continue
-        if not any(joint.limited) and not bool(joint.spring[..., -1].any()):
+        if not any(joint.limited) and joint.spring_curve is None and not bool(joint.spring[..., -1].any()):
             continue
         angle = joint.coordinates(*poses(joint))[..., -1]
         other = angle - torch.where(angle > 0, TURN, -TURN)

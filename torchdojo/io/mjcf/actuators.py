@@ -42,6 +42,7 @@ class Driven(NamedTuple):
     effort: Array  #: largest force or torque [N, N m]
     damping: Array  #: [N s/m, N m s/rad]
     armature: Array  #: [kg, kg m^2]
+    damping_curve: Array  #: the numbers of square and cube, (1, 2) or (3, 2)
 
 
 def read_drives(compiled: CompiledMjcf, findings: Findings) -> tuple[dict[str, Drive], dict[int, Driven]]:
@@ -49,7 +50,7 @@ def read_drives(compiled: CompiledMjcf, findings: Findings) -> tuple[dict[str, D
     mujoco, model = import_mujoco(), compiled.model
     drives: dict[str, Drive] = {}
     driven: dict[int, Driven] = {}
-    foreign, elsewhere, disabled, curved = [], [], [], []
+    foreign, elsewhere, disabled = [], [], []
     for i in range(len(model.actuator_trntype)):
         name = str(model.actuator(i).name)
         on_joint = model.actuator_trntype[i] in (int(mujoco.mjtTrn.mjTRN_JOINT), int(mujoco.mjtTrn.mjTRN_JOINTINPARENT))
@@ -63,8 +64,6 @@ def read_drives(compiled: CompiledMjcf, findings: Findings) -> tuple[dict[str, D
             name = f"{joint}_actuator" if f"{joint}_actuator" not in drives else f"actuator{i}"
         drives[name], sums = _read(mujoco, model, i, j, joint)
         driven[j] = sums if j not in driven else Driven(*(a + b for a, b in zip(driven[j], sums, strict=True)))
-        if _entry(model, "dampingpoly", i).any():
-            curved.append(name)
         if _disabled(model, i):
             disabled.append(name)
         elif not drives[name].acts and not taken(model, i):
@@ -75,7 +74,6 @@ def read_drives(compiled: CompiledMjcf, findings: Findings) -> tuple[dict[str, D
     reason = "their law is not known (plugins, muscles without a range of length, user functions)"
     findings.add("ignored", "actuators", foreign, f"{reason}; the input u of their joints is a force or torque")
     findings.add("ignored", "actuators of disabled groups", disabled, "the file disables them", "none")
-    findings.add("approximated", "damping of actuators", curved, "it is not linear and keeps its linear part")
     findings.add(
         "ignored",
         "actuators of tendons, sites and bodies",
@@ -103,6 +101,7 @@ def _read(mujoco: Any, model: Any, i: int, j: int, joint: str) -> tuple[Drive, D
     effort = np.array([abs(float(gear)) * limit if gear else 0.0 for gear in gears])
     clamped, damped = (not model.opt.disableflags & int(getattr(mujoco.mjtDisableBit, f"mjDSBL_{key}")) for key in ("CLAMPCTRL", "DAMPER"))
     damping, armature = _entry(model, "damping", i)[0] if damped else 0.0, _entry(model, "armature", i)[0]
+    curve = np.broadcast_to(_entry(model, "dampingpoly", i) * float(damped), 2)
     drive = Drive(
         number=i,
         joint=joint,
@@ -117,7 +116,7 @@ def _read(mujoco: Any, model: Any, i: int, j: int, joint: str) -> tuple[Drive, D
         motor=motor,
         acts=affine and not ball and not _disabled(model, i),
     )
-    return drive, Driven(effort, gears**2 * damping, gears**2 * armature)
+    return drive, Driven(effort, gears**2 * damping, gears**2 * armature, gears[:, None] ** 2 * curve)
 
 
 def _disabled(model: Any, i: int) -> bool:

@@ -257,6 +257,28 @@ class _Reader:
             options=self._options(fit.coordinates, driven),
         )
 
+    def _curves(self, coordinates: tuple[Coordinate, ...], driven: dict[int, Driven]) -> dict[str, Any]:
+        """Polynomials of springs and dampers; reports those that a joint cannot have."""
+        model = self.model
+        springs = np.zeros((len(coordinates), 2))
+        dampers = np.zeros((len(coordinates), 2))
+        for i, c in enumerate(coordinates):
+            if hasattr(model, "jnt_stiffnesspoly") and not disabled(model, "SPRING"):  # new in MuJoCo 4
+                springs[i] = model.jnt_stiffnesspoly[c.joint] * (c.sign, 1.0)
+            if hasattr(model, "dof_dampingpoly") and not disabled(model, "DAMPER"):
+                dampers[i] = model.dof_dampingpoly[model.jnt_dofadr[c.joint] + c.component]
+            if c.joint in driven:
+                dampers[i] += driven[c.joint].damping_curve[c.component]
+        curves = {name: numbers for name, numbers in (("spring_curve", springs), ("damper_curve", dampers)) if numbers.any()}
+        turning = any(c.component for c in coordinates)
+        if turning or dampers.min() < 0:
+            lost = curves if turning else {"damper_curve": dampers}
+            labels = [joint_label(model, c.joint) for i, c in enumerate(coordinates) if any(numbers[i].any() for numbers in lost.values())]
+            reason = "those of balls and free joints, and dampers with negative numbers, keep their linear part"
+            self.findings.add("approximated", "springs and dampers", list(dict.fromkeys(labels)), reason)
+            curves = {name: numbers for name, numbers in curves.items() if name not in lost}
+        return {name: numbers.tolist() for name, numbers in curves.items()}
+
     def _options(self, coordinates: tuple[Coordinate, ...], driven: dict[int, Driven]) -> dict[str, Any]:
         """Keywords of the joint: lists with a value per coordinate, where any is not the default."""
         if not coordinates:
@@ -275,23 +297,25 @@ class _Reader:
                 values["damper"][i] += float(driven[c.joint].damping[c.component])
                 values["armature"][i] += float(driven[c.joint].armature[c.component])
         lower, upper = [], []
+        options: dict[str, Any] = {}
         for c in coordinates:
             adr = int(model.jnt_qposadr[c.joint])
             single = model.jnt_type[c.joint] in (int(types.mjJNT_HINGE), int(types.mjJNT_SLIDE))
             values["rest"].append(c.sign * float(model.qpos_spring[adr] - model.qpos0[adr]) if single else 0.0)
             limited, ball = model.jnt_limited[c.joint] and not disabled(model, "LIMIT"), model.jnt_type[c.joint] == int(types.mjJNT_BALL)
             bounds = c.sign * (model.jnt_range[c.joint] - model.qpos0[adr]) if limited and single else np.array([-np.inf, np.inf])
-            if limited and ball and model.jnt_range[c.joint, 1] < np.pi:  # the box of rotation vectors around the cone (left_out.py)
-                bounds = model.jnt_range[c.joint, 1] * np.array([-1.0, 1.0])
+            if limited and ball and model.jnt_range[c.joint, 1] < np.pi:
+                options["cone"] = float(model.jnt_range[c.joint, 1])
             wide = (np.abs(bounds) > TURN + ROUNDED_TURN) & np.isfinite(bounds) & (model.jnt_type[c.joint] == int(types.mjJNT_HINGE))
             if wide.any():
                 self.findings.add("ignored", "joint limits", joint_label(model, c.joint), WIDE)
                 bounds = np.where(wide, np.copysign(np.inf, bounds), bounds)
             lower.append(float(bounds.min()))
             upper.append(float(bounds.max()))
-        if not any(values["spring"]):
+        curves = self._curves(coordinates, driven)
+        if not any(values["spring"]) and "spring_curve" not in curves:
             values["rest"] = []
-        options: dict[str, Any] = {key: value for key, value in values.items() if any(value)}
+        options |= {key: value for key, value in values.items() if any(value)} | curves
         if np.isfinite([*lower, *upper]).any():
             options["limits"] = (lower, upper)
         options["actuated"] = any(c.joint in driven for c in coordinates) and not disabled(model, "ACTUATION")

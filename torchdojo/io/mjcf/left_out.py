@@ -17,7 +17,6 @@ __all__ = ["report_contacts", "report_model", "softer"]
 
 SOLREF, SOLIMP = (0.02, 1.0), (0.9, 0.95, 0.001, 0.5, 2.0)  # MuJoCo's defaults
 HARD = "limits, contacts and equalities are as hard as kappa makes them"
-BOX = "each component of the rotation vector has the range that its length has in the file"
 #: content that does not affect the motion -> its count in the model
 COUNTED = {
     "cameras": "ncam", "lights": "nlight", "materials": "nmat", "skins": "nskin",
@@ -59,13 +58,8 @@ def _report_joints(model: Any, mujoco: Any, findings: Findings) -> None:
     def add(did: Any, kind: str, joints: Iterable[int], reason: str) -> None:
         findings.add(did, kind, [joint_label(model, int(j)) for j in dict.fromkeys(joints)], reason)
 
-    curved = [int(j) for j in np.flatnonzero(np.abs(_of(model, "jnt_stiffnesspoly")).reshape(model.njnt, -1).sum(-1))]
-    curved += [int(model.dof_jntid[i]) for i in np.flatnonzero(np.abs(_of(model, "dof_dampingpoly")).reshape(model.nv, -1).sum(-1))]
-    add("approximated", "springs and dampers", curved, "they are not linear and keep their linear part")
     add("ignored", "springs that yield", np.flatnonzero(_of(model, "jnt_springyield")), "they do not yield")  # new in MuJoCo 4
     limited = [] if disabled(model, "LIMIT") else [int(j) for j in np.flatnonzero(model.jnt_limited)]
-    cones = [j for j in limited if model.jnt_type[j] == int(mujoco.mjtJoint.mjJNT_BALL) and model.jnt_range[j, 1] < np.pi]
-    add("approximated", "limits of ball joints", cones, BOX)
     add("approximated", "solref and solimp of limits", softer(model, "jnt_solref", "jnt_solimp", limited), HARD)
     add("approximated", "margin of limits", [j for j in limited if model.jnt_margin[j]], "limits act where they are reached")
     rubbing = [] if disabled(model, "FRICTIONLOSS") else [int(i) for i in np.flatnonzero(model.dof_frictionloss)]

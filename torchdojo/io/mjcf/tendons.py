@@ -88,7 +88,8 @@ class _Reader:
             return [tendon_label(model, i) for i in numbers]
 
         if not wanted:
-            acting = sorted({*having("limited", "stiffness", "damping", "frictionloss", "armature"), *driven})
+            laws = ("limited", "stiffness", "stiffnesspoly", "damping", "dampingpoly", "frictionloss", "armature")
+            acting = sorted({*having(*laws), *driven})
             add("ignored", "tendons", labels(acting), "they do not act; load(tendons=True) has them")
             plain = [i for i in range(model.ntendon) if i not in acting]
             add("ignored", "tendons without forces", labels(plain), "they have none", "none")
@@ -106,8 +107,8 @@ class _Reader:
         rubbing = [] if disabled(model, "FRICTIONLOSS") else having("frictionloss")
         soft = softer(model, "tendon_solref_fri", "tendon_solimp_fri", rubbing)
         add("approximated", "solref and solimp of friction of tendons", labels(soft), "it creeps by up to 0.1 mm/s")
-        curved = labels(having("stiffnesspoly", "dampingpoly"))
-        add("approximated", "springs and dampers of tendons", curved, "they are not linear and keep their linear part")
+        negative = labels([i for i in having("dampingpoly") if np.any(model.tendon_dampingpoly[i] < 0)])
+        add("approximated", "dampers of tendons", negative, "those with negative numbers keep their linear part")
         add("ignored", "tendons that yield", labels(having("springyield")), "they do not yield")
 
     def tendon(self, i: int, actuated: bool) -> Tendon | None:
@@ -119,6 +120,10 @@ class _Reader:
             self.findings.add("approximated", "stiff springs of tendons", label, "they act at the next length, and dissipate")
         rest = tuple(float(length) for length in model.tendon_lengthspring[i])
         laws = {"stiffness": stiffness, "damping": damping, "rest": rest, "implicit": hard, "actuated": actuated, **self._bounds(i)}
+        for key, off in (("stiffness", "SPRING"), ("damping", "DAMPER")):
+            curve = np.asarray(getattr(model, f"tendon_{key}poly", np.zeros((i + 1, 2)))[i])  # new in MuJoCo 4
+            if curve.any() and not disabled(model, off) and (key == "stiffness" or curve.min() >= 0):
+                laws[f"{key}_curve"] = curve.tolist()
         places = self._places(i)
         fixed = int(model.wrap_type[places.start]) == int(self.mujoco.mjtWrap.mjWRAP_JOINT)
         return self._fixed(label, places, laws) if fixed else self._spatial(places, laws)

@@ -7,7 +7,8 @@ coordinates of its hinge. Two or three rotations become hinges one after another
 |---|---|
 | `Floating` to the world | `<freejoint>` |
 | free translations, then free rotations | `<joint type="slide">`, `<joint type="hinge">` |
-| limits, damper, armature, friction, spring, rest | `range`, `damping`, `armature`, `frictionloss`, `stiffness`, `springref` |
+| cone of a `Spherical` joint without inputs, whose laws are alike about all axes | `type="ball"`, `range` |
+| limits, damper, armature, friction, spring, rest, curves | `range`, `damping`, `armature`, `frictionloss`, `stiffness`, `springref` |
 | contacts | spheres and planes; pairs of shapes (`write_contacts.py`) |
 | tendons, couplings, `Spherical` and `Fixed` that close loops | `<tendon>`, `<equality>` (`write_tendons.py`) |
 | actuators, drives, inputs | `<actuator>` (`write_actuators.py`) |
@@ -162,6 +163,10 @@ def _joints(file: Writing, name: str, joint: StandardJoint) -> Iterator[ElementT
         file.left_out += [f"joints.{name}.limits"] if joint.limits is not None else []
         yield ElementTree.Element("freejoint", name=name)
         return
+    ball = _ball(file, name, joint)
+    if ball is not None:
+        yield ball
+        return
     slides = joint.directions(joint.free_translations)[0]
     axes = torch.cat([torch.eye(3, dtype=torch.float64) if rows is None else rows for rows in (slides, joint.free_rotational_axes)])
     numbers = {
@@ -177,6 +182,9 @@ def _joints(file: Writing, name: str, joint: StandardJoint) -> Iterator[ElementT
     for i, (label, axis) in enumerate(zip(coordinate_names(file.mech, name), axes, strict=True)):
         file.coordinates[name, i] = label
         options: dict[str, Any] = {key: f"{values[i]:.17g}" for key, values in columns.items() if values[i] != 0.0}
+        for key, curve in (("stiffness", joint.spring_curve), ("damping", joint.damper_curve)):
+            if curve is not None and bool(curve[..., i, :].any()):
+                options[key] = " ".join(f"{number:.17g}" for number in (columns[key][i], *curve[..., i, :].flatten().tolist()))
         if limits is not None:
             low, high = (_each(bound, len(axes))[i] for bound in limits)
             if max(-low, high) < torch.inf:
@@ -185,6 +193,27 @@ def _joints(file: Writing, name: str, joint: StandardJoint) -> Iterator[ElementT
             options["actuatorfrcrange"] = forces[i]
         kind = "slide" if i < joint.free_translations else "hinge"
         yield ElementTree.Element("joint", name=label, type=kind, pos=_text(joint.child_anchor), axis=_text(axis), **options)
+
+
+def _ball(file: Writing, name: str, joint: StandardJoint) -> ElementTree.Element | None:
+    """A joint with a cone as a ball; None, with a note, where its laws or what acts on its coordinates have no counterpart there.
+
+    Laws of a ball are alike about all axes, and its spring is at rest at zero. Motors, tendons and couplings act on coordinates, which a
+    ball has not.
+    """
+    if joint.cone is None:
+        return None
+    laws = {"damping": joint.damper, "armature": joint.armature, "frictionloss": joint.friction, "stiffness": joint.spring}
+    columns = {key: _each(value, joint.num_coordinates) for key, value in laws.items() if value is not None}
+    alike = all(len(set(column)) == 1 for column in columns.values())
+    centered = not bool(joint.spring.any() and joint.rest.any())
+    if joint.num_coordinates != 3 or joint.free_rotations != 3 or joint.num_inputs or not (alike and centered) or SERVO[0] in joint.fields:
+        file.left_out.append(f"joints.{name}.cone")
+        return None
+    options: dict[str, Any] = {key: f"{column[0]:.17g}" for key, column in columns.items() if column[0]}
+    return ElementTree.Element(
+        "joint", name=name, type="ball", pos=_text(joint.child_anchor), range=f"0 {float(joint.cone):.17g}", **options
+    )
 
 
 def _each(value: Tensor, count: int) -> list[float]:

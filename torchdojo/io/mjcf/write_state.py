@@ -125,6 +125,12 @@ def _placed(file: Writing, z: Tensor) -> tuple[list[str], list[str]] | None:
             qpos += [text_of(state.x), text_of(state.q)]
             qvel += [text_of(state.v), text_of(_mean_rate(state.omega, mech.timestep))]
         for element in body.findall("joint"):
+            if element.get("type") == "ball":
+                piece = mech.coordinate_places()[str(element.get("name"))]
+                turn = quat.exp(q[piece])
+                qpos.append(text_of(turn))
+                qvel.append(text_of(quat.inverse_rotate(turn, qd[piece])))
+                continue
             spot = spots[str(element.get("name"))]
             qpos.append(text_of(q[spot]))
             qvel.append(text_of(qd[spot]))

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from torchdojo.elements.coupling import Coupling
 from torchdojo.elements.couplings import SumCoupling
+from torchdojo.elements.curves import CURVES
 from torchdojo.elements.joints import Fixed, Spherical, StandardJoint
 from torchdojo.elements.servo import SERVO
 from torchdojo.elements.string_coupling import StringCoupling
@@ -38,7 +39,7 @@ from torchdojo.io.mjcf.writing import Writing, text_of
 __all__ = ["LOOPS", "write_couplings", "write_loops", "write_tendons"]
 
 LOOPS: dict[type, str] = {Spherical: "connect", Fixed: "weld"}
-LOST_LAWS = ("spring", "damper", "friction", "armature", "velocity_limits", *SERVO)  # of joints that close loops
+LOST_LAWS = ("spring", "damper", "friction", "armature", "velocity_limits", *CURVES, *SERVO)  # of joints that close loops
 
 
 def write_tendons(file: Writing) -> list[str]:
@@ -66,6 +67,12 @@ def _laws(file: Writing, name: str, tendon: Tendon, offset: Tensor, inverse: flo
     for key, value in (("stiffness", tendon.stiffness), ("damping", tendon.damping), ("frictionloss", tendon.friction)):
         if value is not None and float(value):
             laws[key] = text_of(value)
+    for key, linear, curve in (
+        ("stiffness", tendon.stiffness, tendon.stiffness_curve),
+        ("damping", tendon.damping, tendon.damping_curve),
+    ):
+        if curve is not None and bool(curve.any()):
+            laws[key] = text_of([float(linear), *curve.tolist()])
     if "stiffness" in laws:
         low, high = (float(value - offset) for value in (tendon.rest_lower, tendon.rest_upper))
         if low == high == -1.0:

@@ -298,7 +298,7 @@ void move_places(const std::vector<int32_t> &to, Fields &...fields) {
 inline void move_elements(Tables &m, const std::vector<int32_t> &w, const std::vector<int32_t> &p, const std::vector<int32_t> &contact_of) {
     for (JointTable &joint : m.joints) {
         move_places(w, joint.row);
-        move_places(p, joint.parameters, joint.armature, joint.stiffness, joint.lower, joint.upper);
+        move_places(p, joint.parameters, joint.armature, joint.stiffness, joint.curve, joint.cone, joint.lower, joint.upper);
     }
     for (JointConeTable &cone : m.joint_cones) {
         move_places(w, cone.impulse, cone.slack);

@@ -21,6 +21,15 @@ struct JointData {
     RotationVector<T> angle, turn;    // rotation vectors of p (springs of several rotations), and of the turn since one step back
 };
 
+// Joints with polynomials of springs and dampers (elements/curves.py): see free.hpp.
+template <class T>
+struct CurveData {
+    static constexpr int size = 12;
+    T *stretch;                       // c − rest at the current configuration, of four coordinates
+    T *slope;                         // P′ at the point w
+    T *drag;                          // what the polynomials add to the derivative of the impulse by h times the rate, with a minus
+};
+
 // Joints with armature, limits or friction: see free.hpp.
 template <class T>
 struct FreeData {

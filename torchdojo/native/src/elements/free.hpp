@@ -14,6 +14,45 @@
 
 namespace torchdojo {
 
+// Cones of balls (ball_cones.py): the limit sees c = |θ|²/(2R) + R/2 of the rotation vector θ, at most R. Its derivative by θ is n = θ/R,
+// which J_l⁻¹ and J_r⁻¹ leave as it is. Most mechanisms have none, so these functions stand alone.
+template <class T>
+[[gnu::noinline]] T cone_coordinate(const Problem<T> &problem, const JointTable &joint, const Vec3<T> &theta) {
+    const T &angle = problem.parameters[joint.cone];
+    return 0.5 * (dot(theta, theta) / angle + angle);
+}
+
+// Derivatives of c by the poses.
+template <class T>
+[[gnu::noinline]] RowGradient<T, T> cone_gradient(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data,
+                                                  const RotationVector<T> &angle) {
+    const Vec3<T> n = (1.0 / problem.parameters[joint.cone]) * angle.theta;
+    return {Vec3<T>{}, n, -(data.offset * n)};
+}
+
+// The torques of a cone, at the current configuration.
+template <class T>
+[[gnu::noinline]] void prepare_cone(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, FreeData<T> &free) {
+    free.now = rotation_vector(data.now.p);
+    free.limit_parent[0] = cone_gradient(problem, joint, data, free.now).phi_parent;
+    free.limit_child[0] = transposed_times(problem.bodies[joint.child].pose.R, problem.bodies[joint.parent].pose.R * -free.limit_parent[0]);
+}
+
+// c at the next configuration p.
+template <class T>
+[[gnu::noinline]] void measure_cone(const Problem<T> &problem, const JointTable &joint, const Quat<T> &p, FreeData<T> &free) {
+    free.next = rotation_vector(p);
+    free.coordinate[joint.free_t()] = cone_coordinate(problem, joint, free.next.theta);
+}
+
+// Its row by the twists.
+template <class T>
+[[gnu::noinline]] void set_cone_row(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, FreeData<T> &free) {
+    const RowGradient<T, T> g = cone_gradient(problem, joint, data, free.next);
+    free.coordinate_row[joint.free_t()] = {Vec3<T>{}, transposed_times(problem.bodies[joint.child].M, g.phi_child),
+                                           transposed_times(problem.bodies[joint.parent].M, g.phi_parent)};
+}
+
 // Rates and coordinates of a joint with armature, limits or friction at the end of a step to the configuration of `next`.
 template <class T>
 void free_values(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, const Relative<T> &next, FreeData<T> &free) {
@@ -37,6 +76,7 @@ void free_values(const Problem<T> &problem, const JointTable &joint, const Joint
         free.rate[i] = problem.inverse_timestep * dot(f, free.turn.theta);
         if (joint.limited_r) free.coordinate[i] = joint.free_r() > 1 ? dot(f, free.next.theta) : angle_near(next.p, f, free.angle);
     }
+    if (joint.cone >= 0) measure_cone(problem, joint, next.p, free);
     if (joint.has_rate_cones && joint.free_r() == 3)
         for (int i = 0; i < 3; ++i) free.own_rate[i] = dot(free.own_axis[i], load3(free.rate + joint.free_t()));
 }
@@ -112,6 +152,7 @@ void prepare_limits(Problem<T> &problem, const JointTable &joint, const JointDat
         bool translation;
         const Vec3<T> f = joint_direction(problem, joint, joint.held() + cone.coordinate, translation);
         const T coordinate = translation          ? dot(f, problem.displacement(joint, data, data.now))
+                             : joint.cone >= 0    ? cone_coordinate(problem, joint, free.now.theta)
                              : joint.free_r() > 1 ? dot(f, free.now.theta)
                                                   : free.angle;
         const T room = cone.sign() * (coordinate - problem.parameters[cone.parameter]);
@@ -187,7 +228,8 @@ void prepare_masses(Problem<T> &problem, const JointTable &joint, const JointDat
         drive.mass = quotient(mass, 1.0 + quotient(mass, added));
         mass += added;
     }
-    for (int j = 0; j < (joint.extra ? joint.free_r() : 0); ++j) {
+    if (joint.cone >= 0) free.limit_mass[0] = (1.0 / 3.0) * (free.mass[n - 3] + free.mass[n - 2] + free.mass[n - 1]);  // whatever the axis
+    for (int j = 0; j < (joint.extra && joint.cone < 0 ? joint.free_r() : 0); ++j) {
         T total = mobility(joint.child, false, Vec3<T>{}, free.limit_child[j]);
         if (!world) total += mobility(joint.parent, false, Vec3<T>{}, free.limit_parent[j]);
         free.limit_mass[j] = inverse_of(total) + h * plain_damping(joint.free_t() + j) + drives[joint.free_t() + j];
@@ -200,7 +242,8 @@ template <class T>
 void prepare_free(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, FreeData<T> &free) {
     const T *p = &problem.parameters[joint.parameters];
     if (joint.limited_r && joint.free_r() == 1) free.angle = angle_about(data.now.p, load3(p + parameter::rotations + 6));
-    if (joint.extra) {
+    if (joint.cone >= 0) prepare_cone(problem, joint, data, free);
+    else if (joint.extra) {
         const RotationVector<T> angle = rotation_vector(data.now.p);
         for (int j = 0; j < joint.free_r(); ++j) {
             const Vec3<T> torque = right_jacobian_inverse(angle, load3(p + parameter::rotations + 3 * (joint.held_r + j)));
@@ -274,9 +317,9 @@ void linearize_cones(Problem<T> &problem, const JointTable &joint, JointData<T> 
 // The motion of a joint since one step back, which dampers see: numbers that all rows share. Rates have its turn and its configuration.
 template <class T>
 struct MeanMotion {
-    Vec3<T> change{};                 // change of d
+    Vec3<T> change{};  // change of d
     BodyPose<T> parent_back, child_back;
-    Mat3<T> before;                   // R(p) one step back
+    Mat3<T> before;  // R(p) one step back
     T inverse_child{}, inverse_parent{};  // 1/c
 };
 
@@ -338,6 +381,21 @@ TD_INLINE void next_rows(const Problem<T> &problem, const JointTable &joint, con
     free.rate_row[i] = problem.inverse_timestep * forward(g);
 }
 
+// Adds the impulse of the curves along coordinate i, −h P(y) − m s (d₂ + d₃ s) with m = h ċ⁺ and s = |ċ⁺|. Returns what they add to the
+// damper: minus the derivative by m.
+template <class T>
+[[gnu::noinline]] T add_curves(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, int i, T &impulse) {
+    const T h = problem.timestep(), *spring = &problem.parameters[joint.curve + 2 * i], *damper = spring + 2 * joint.free();
+    const CurveData<T> curve = problem.curve(joint);
+    const T speed = abs(problem.inverse_timestep * data.moved[i]);
+    const T y = joint.implicit ? curve.stretch[i] + data.moved[i] : curve.stretch[i];
+    curve.slope[i] = (2.0 * spring[0] + 3.0 * spring[1] * y) * y;
+    impulse -= h * ((spring[0] + spring[1] * y) * (y * y)) + data.moved[i] * (speed * (damper[0] + damper[1] * speed));
+    curve.drag[i] = speed * (2.0 * damper[0] + 3.0 * damper[1] * speed);
+    if (joint.implicit) curve.drag[i] += h * curve.slope[i];
+    return curve.drag[i];
+}
+
 // Impulses along the free directions and, if `derived`, their rows, without the condensed pairs.
 template <bool derived, class T, class Store>
 void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &data, const T *w, const Store &store_row) {
@@ -364,8 +422,10 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
             data.moved[i] = h * row.times(w + 6 * joint.child, world ? nullptr : w + 6 * joint.parent);
         }
         if (joint.has_damper) {
-            row = (h * damping[i]) * row;
             impulse = -damping[i] * data.moved[i];
+            T slope = damping[i];
+            if (joint.curve >= 0) slope += add_curves(problem, joint, data, i, impulse);
+            row = (h * slope) * row;
         }
         if constexpr (derived)
             if (free) next_rows(problem, joint, data, i, translation, f, *free);
@@ -377,6 +437,7 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
         data.impulse[i] = impulse;
         if constexpr (derived) store_row(held + i, row.linear, row.child, row.parent);
     }
+    if (derived && joint.cone >= 0) set_cone_row(problem, joint, data, *free);
     if (derived && free && joint.has_rate_cones && joint.free_r() == 3) {
         const TwistRow<T> *rows = free->rate_row + joint.free_t();
         for (int i = 0; i < 3; ++i) {

@@ -154,6 +154,7 @@ private:
                 } else {
                     data.pull = data.pull + pull[i] * f;
                 }
+                if (joint.curve >= 0) problem.curve(joint).stretch[i] = coordinate - rest[i];
             }
         }
         if (joint.stiffness >= 0) prepare_stiffness(problem, joint, data, pull);

@@ -98,6 +98,7 @@ private:
                 out.rate_next[i] = turn_gradient(data.offset, data.now.p, from.turn, f);
                 out.rate_now[i] = back(from.turn, f, out.rate_next[i]);
                 if (joint.limited_r) out.coordinate_next[i] = angle_gradient(joint, data.offset, data.next.p, from.next, f);
+                if (joint.cone >= 0 && i == joint.free_t()) out.coordinate_next[i] = cone_gradient(problem, joint, data, from.next);
                 if (joint.armature < 0) continue;
                 out.incoming_now[i] = turn_gradient(data.offset, from.incoming.p, from.incoming_turn, f);
                 before = back(from.incoming_turn, f, out.incoming_now[i]);
@@ -150,7 +151,8 @@ private:
                 adjoint.gradient.phi[joint.child] = adjoint.gradient.phi[joint.child] + weight * g.phi_child;
                 adjoint.gradient.phi[joint.parent] = adjoint.gradient.phi[joint.parent] + weight * g.phi_parent;
             };
-            if (joint.num_cones && (translation || joint.limited_r)) add_next(coordinate[i], g.coordinate_next[i]);
+            if (joint.num_cones && (translation || joint.limited_r || (joint.cone >= 0 && i == joint.free_t())))
+                add_next(coordinate[i], g.coordinate_next[i]);
             if (joint.armature < 0 && !joint.has_rate_cones) continue;
             add_next(rate[i], g.rate_next[i]);
             add_now(rate[i], g.rate_now[i]);
@@ -200,8 +202,9 @@ private:
             bool translation;
             const Vec3<T> f = joint_direction(problem, joint, joint.held() + cone.coordinate, translation);
             adjoint.add(weight,
-                        translation ? translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f)
-                                    : angle_gradient(joint, data.offset, data.now.p, problem.free[joint.free_data].now, f),
+                        translation       ? translation_gradient(parent.pose, child.pose, data.offset, data.now, anchor, f)
+                        : joint.cone >= 0 ? cone_gradient(problem, joint, data, problem.free[joint.free_data].now)
+                                          : angle_gradient(joint, data.offset, data.now.p, problem.free[joint.free_data].now, f),
                         joint);
         }
     }
@@ -273,14 +276,17 @@ private:
                 if (joint.input >= 0 && !joint.drives(i)) adjoint.gradient.u[joint.input + i] += h * power;
                 if (joint.has_spring) {
                     if (pulls && !translation) power = dot(right_jacobian_inverse(data.angle, f), about);
-                    adjoint.add(-h * spring[i] * power, free.coordinate[i], joint);
+                    adjoint.add(-h * (joint.curve < 0 ? spring[i] : spring[i] + problem.curve(joint).slope[i]) * power, free.coordinate[i],
+                                joint);
                 }
                 if (joint.stiffness >= 0 && joint.has_damper && i >= joint.free_t()) {  // forces that enlarge the stiffness
                     const R push = -(h * data.excess[i] * data.moved[i]) * adjoint.right[joint.right + k];
                     if (joint.input >= 0 && !joint.drives(i)) adjoint.gradient.u[joint.input + i] += push;
                     if (joint.has_spring) adjoint.add(-spring[i] * push, free.coordinate[i], joint);
                 }
-                if (joint.has_damper) adjoint.add(-damping[i] * adjoint.right[joint.right + k], free.difference[i], joint);
+                if (!joint.has_damper) continue;
+                const T drag = joint.curve < 0 ? damping[i] : damping[i] + problem.curve(joint).drag[i];
+                adjoint.add(-drag * adjoint.right[joint.right + k], free.difference[i], joint);
             }
         }
         if (joint.free_data >= 0) moving_product(adjoint, problem, joint, adjoint.moving[joint.free_data]);

@@ -38,7 +38,7 @@ public:
         const T s = 0.5 * dot(impulse.held, about);
         const Vec3<T> v = 0.5 * cross(impulse.held, about);
         add_turn(0.5 * (s * p.v - p.w * v - cross(p.v, v)));
-        if (impulse.angle) add_turn(-right_jacobian_inverse(*impulse.angle, push_gradient(*impulse.angle, impulse.pushes, about)));
+        if (impulse.angle) add_turn(-right_jacobian_inverse(*impulse.angle, push_gradient(impulse, about)));
     }
 
     // Adds the gradient of ψ itself.

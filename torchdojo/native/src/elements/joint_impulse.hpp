@@ -29,6 +29,12 @@ TD_INLINE JointImpulse<T> joint_impulse(const Problem<T> &problem, const JointTa
     if (!joint.extra) return sum;
     const FreeData<T> &from = problem.free[joint.free_data];
     sum.angle = &from.now;
+    if (joint.cone >= 0) {
+        sum.coned = true;
+        sum.cone = from.extra_impulse[0] / problem.parameters[joint.cone];
+        sum.turned = sum.turned + sum.cone * from.now.theta;
+        return sum;
+    }
     for (int e = 0; e < joint.extra; ++e) {
         bool translation;
         sum.pushes = sum.pushes + from.extra_impulse[e] * joint_direction(problem, joint, joint.held() + joint.free_t() + e, translation);
@@ -47,6 +53,13 @@ Vec3<R> push_gradient(const RotationVector<T> &angle, const Vec3<T> &f, const Ve
     const T inside = dot(theta, f);
     return 0.5 * cross(f, sigma) + angle.curvature * (inside * sigma + along * f - (2.0 * across) * theta) +
            (2.0 * slope * (along * inside - s * across)) * theta;
+}
+
+// The same of all impulses along the rotation vector, with the torque of a cone.
+template <class T, class R>
+TD_INLINE Vec3<R> push_gradient(const JointImpulse<T> &impulse, const Vec3<R> &sigma) {
+    const Vec3<R> g = push_gradient(*impulse.angle, impulse.pushes, sigma);
+    return impulse.coned ? g + impulse.cone * sigma : g;
 }
 
 // Impulses at the current configuration: force f and torque τ in the joint frame, V = λᵀ(impulses),
@@ -76,7 +89,7 @@ void impulse_product(AdjointState<T, R> &adjoint, const Problem<T> &problem, con
     phi_b = phi_b - 0.5 * (straight - cross(sv, rel.v));
     phi_a = phi_a + data.offset * (0.5 * (straight - cross(rel.v, sv)));
     if (impulse.angle) {
-        const Vec3<R> g = push_gradient(*impulse.angle, impulse.pushes, sigma);
+        const Vec3<R> g = push_gradient(impulse, sigma);
         phi_b = phi_b + left_jacobian_inverse(*impulse.angle, g);
         phi_a = phi_a - data.offset * right_jacobian_inverse(*impulse.angle, g);
     }

@@ -87,7 +87,8 @@ private:
             const Vec3<T> &sigma = translation ? g.along : g.about;
             const Vec3<T> &change = translation ? moved : turned;
             const T coordinate = translation ? dot(f, d) : vector ? dot(f, angle.theta) : angle_about(data.now.p, f);
-            const T power = dot(f, sigma), drag = damping[i] * power;
+            const T power = dot(f, sigma);
+            T drag = damping[i] * power;
             const Vec3<T> pulled = vector && !translation ? left_jacobian_inverse(angle, sigma) : sigma;
             T pull = h * spring[i] * dot(f, pulled);
             by_spring[i] += h * dot(f, pulled) * (rest[i] - coordinate);  // h spring (rest − coordinate)
@@ -99,6 +100,7 @@ private:
                 by_spring[i] += push * (rest[i] - coordinate);
                 pull += spring[i] * push;
             }
+            if (joint.curve >= 0) curve_product(to, problem, joint, i, power, dot(f, change), pull, drag);
             by_rest[i] += pull;
             if (vector && joint.has_damper) to.by_timestep -= drag * dot(f, change) / h;
             Vec3<T> by_f = -drag * change;
@@ -126,6 +128,24 @@ private:
         if (joint.has_damper) back_product(to, problem, g, drags, turn, w);
     }
 
+    // −h P(y) − m s (d₂ + d₃ s) of curves, with m = h ċ⁺ and s = |ċ⁺| (free.hpp). Adds to the weights of −c and of −m.
+    [[gnu::noinline]] static void curve_product(ParameterSum<T> &to, const Problem<T> &problem, const JointTable &joint, int i,
+                                                const T &power, const T &moved, T &pull, T &drag) {
+        const T h = problem.timestep();
+        const CurveData<T> curve = problem.curve(joint);
+        const T speed = abs(moved) / h, y = joint.implicit ? curve.stretch[i] + moved : curve.stretch[i];
+        const T *spring = &problem.parameters[joint.curve + 2 * i], *damper = spring + 2 * joint.free();
+        T *by_spring = &to.sum[joint.curve + 2 * i], *by_damper = by_spring + 2 * joint.free();
+        const T square = power * (y * y), dragged = power * (moved * speed);
+        by_spring[0] -= h * square;
+        by_spring[1] -= h * (square * y);
+        by_damper[0] -= dragged;
+        by_damper[1] -= dragged * speed;
+        to.by_timestep += dragged * (damper[0] + 2.0 * damper[1] * speed) / h - square * (spring[0] + spring[1] * y);
+        pull += h * curve.slope[i] * power;
+        drag += curve.drag[i] * power;
+    }
+
     // Dampers of mean rates, through the configuration one step back. drags: weights of translations and of rotations.
     static void back_product(ParameterSum<T> &to, const Problem<T> &problem, JointGradient<T> &g, const Vec3<T> *drags,
                              const RotationVector<T> &turn, const T *w) {
@@ -151,7 +171,11 @@ private:
         const BodyData<T> &parent = problem.bodies[joint.parent], &child = problem.bodies[joint.child];
         const T inverse = 1.0 / problem.timestep();
         const bool armature = joint.armature >= 0;
-        for (int e = 0; e < joint.extra; ++e)
+        if (joint.cone >= 0) {
+            const T &angle = problem.parameters[joint.cone];
+            to.sum[joint.cone] -= from.extra_impulse[0] * dot(from.now.theta, g.about) / (angle * angle);
+        }
+        for (int e = 0; e < (joint.cone < 0 ? joint.extra : 0); ++e)
             g.add_free(joint.free_t() + e, from.extra_impulse[e] * left_jacobian_inverse(from.now, g.about));
         T rate[6] = {};  // weights of h ċ⁺
         cone_product(to, problem, adjoint, g, from, w, rate);
@@ -227,7 +251,8 @@ private:
                 to.by_timestep += by_rate * from.rate[cone.coordinate];
             } else {
                 const T nu = cone.sign() * adjoint.multiplier[cone.impulse];
-                g.add_coordinate(cone.coordinate, -nu, g.data.next, from.next);
+                if (g.joint.cone == cone.parameter) add_cone(to, problem, g, -nu, from.next);
+                else g.add_coordinate(cone.coordinate, -nu, g.data.next, from.next);
                 to.sum[cone.parameter] += nu;
                 if (from.recovers) recovery_product(to, problem, g, from, c, nu);
             }
@@ -238,6 +263,14 @@ private:
         g.add_turn(-(relative * (cross(pushed, transposed_times(relative, g.about)) - cross(weight, turn))));
     }
 
+    // weight · (|θ|²/(2R) + R/2) of a cone.
+    [[gnu::noinline]] static void add_cone(ParameterSum<T> &to, const Problem<T> &problem, JointGradient<T> &g, const T &weight,
+                                           const RotationVector<T> &angle) {
+        const Vec3<T> n = (1.0 / problem.parameters[g.joint.cone]) * angle.theta;
+        to.sum[g.joint.cone] += (0.5 * weight) * (1.0 - dot(n, n));
+        g.add_turn(-weight * n);
+    }
+
     // A limit that recovers leaves a violation r + h v, and adds ν (r + h v) in its lanes.
     static void recovery_product(ParameterSum<T> &to, const Problem<T> &problem, JointGradient<T> &g, const FreeData<T> &from, int c,
                                  const T &signed_nu) {
@@ -245,7 +278,10 @@ private:
         const T h = problem.timestep(), nu = problem.joint_cones[c].leaves * signed_nu, by_room = cone.sign() * nu;
         const T speed = recovery_speed(problem, cone);
         const JointTable &joint = g.joint;
-        g.add_coordinate(cone.coordinate, nu, problem.bodies[joint.parent].pose, problem.bodies[joint.child].pose, g.data.now, from.now);
+        if (joint.cone == cone.parameter) add_cone(to, problem, g, nu, from.now);
+        else
+            g.add_coordinate(cone.coordinate, nu, problem.bodies[joint.parent].pose, problem.bodies[joint.child].pose, g.data.now,
+                             from.now);
         to.sum[cone.parameter] -= nu;
         to.by_timestep += speed * by_room;
         if (cone.fastest < 0) return;

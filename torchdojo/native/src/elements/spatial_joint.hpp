@@ -114,8 +114,10 @@ public:
             if (joint.has_damper) {
                 row = mean_rate ? mean_rate_row<derived>(problem, joint, data, bodies, i, translation, f, mean)
                                 : velocity_row<derived>(problem, joint, data, bodies, i, translation, f, w);
-                row = damping[i] * row;
                 impulse = -damping[i] * data.moved[i];
+                T slope = damping[i];
+                if (joint.curve >= 0) slope += add_curves(problem, joint, data, i, impulse);
+                row = slope * row;
             }
             if (free && translation) {
                 advance.template translate<derived>(problem, frame, i, f, *free);
@@ -133,6 +135,7 @@ public:
             data.impulse[i] = impulse;
             if constexpr (derived) rows[i] = row;
         }
+        if (joint.cone >= 0) cone_of(problem, joint, data, derived ? &frame.R : nullptr, *free);
         if constexpr (derived)
             for (int e = 0; e < joint.extra; ++e) rows[joint.free() + e] = TwistRow<T>{};
         if (!free) return;
@@ -265,6 +268,15 @@ private:
         const Vec3<T> line = frame.R * right_jacobian_inverse(free.next, f);
         frame.lines[i - joint.free_t()] = line;
         free.coordinate_row[i] = relative_row(Vec3<T>{}, line);
+    }
+
+    // What the limit of a cone sees, and its row where the frame of the joint is given.
+    [[gnu::noinline]] static void cone_of(const Problem<T> &problem, const JointTable &joint, JointData<T> &data, const Mat3<T> *frame,
+                                          FreeData<T> &free) {
+        data.next.p = conjugate(problem.bodies[joint.parent].next.q * data.offset_quaternion) * problem.bodies[joint.child].next.q;
+        measure_cone(problem, joint, data.next.p, free);
+        if (!frame) return;
+        free.coordinate_row[joint.free_t()] = relative_row(Vec3<T>{}, *frame * cone_gradient(problem, joint, data, free.next).phi_child);
     }
 
     // The angle of a single rotation, coordinate i, and its row.

@@ -174,6 +174,21 @@ private:
         }
     }
 
+    // Adds the gradient by the numbers of curves, and returns the derivative of their force by the timestep.
+    [[gnu::noinline]] static T add_curves(const T *p, const TendonTable &tendon, const T &length, const T &rate, const T &h, const T &each,
+                                          T *sum) {
+        namespace field = parameter::tendon;
+        const TendonCurves<T> curves = tendon_curves(p, tendon, length, rate, h);
+        const T &y = curves.excess, square = y * y, dragged = rate * curves.speed;
+        sum[field::stiffness_curve] -= each * square;
+        sum[field::stiffness_curve + 1] -= each * (square * y);
+        sum[field::damping_curve] -= each * dragged;
+        sum[field::damping_curve + 1] -= each * (dragged * curves.speed);
+        sum[field::rest_lower] += each * select(length < p[field::rest_lower], curves.slope, T{});
+        sum[field::rest_upper] += each * select(length > p[field::rest_upper], curves.slope, T{});
+        return tendon.implicit ? -curves.force - h * rate * curves.slope : -curves.force;
+    }
+
     static void add_parameters(ParameterSum<T> &to, const Problem<T> &problem, const AdjointState<T, T> &adjoint, int number, const T *w) {
         namespace field = parameter::tendon;
         const MechanismTable &m = problem.mechanism;
@@ -211,6 +226,7 @@ private:
             sum[field::friction] -= each * laws.rubbed;
             force -= p[field::friction] * laws.rubbed;
         }
+        if (tendon.curved) force += add_curves(p, tendon, data.length, rate, h, each, sum);
         if (tendon.armature) sum[field::armature] -= mu * (rate - data.incoming);
         to.by_timestep += mu * force;
         Pull<T> c[most_tendon_bodies];
@@ -346,7 +362,7 @@ private:
         TendonData<T> &data = problem.tendons[number];
         const T rate = tendon_rate(problem, tendon, w);
         T lambda = data.given - data.damping * rate;
-        if (tendon.limited || tendon.rubs || tendon.armature) {
+        if (has_laws(tendon)) {
             const TendonLaws<T> laws(problem, tendon, data, rate);
             lambda += laws.impulse;
             data.by_rate = data.damping + laws.by_rate;

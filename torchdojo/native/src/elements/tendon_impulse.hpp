@@ -39,6 +39,28 @@ struct Overshoot {
     }
 };
 
+// Whether it has laws beside spring, damper and input.
+inline bool has_laws(const TendonTable &tendon) { return tendon.limited || tendon.rubs || tendon.armature || tendon.curved; }
+
+// The polynomials of spring and damper: the excess y, zero in the range of rest, |L̇|, P′, P + drag and its derivative by the rate.
+template <class T>
+struct TendonCurves {
+    T excess, speed, slope, force, by_rate;
+};
+template <class T>
+[[gnu::noinline]] TendonCurves<T> tendon_curves(const T *p, const TendonTable &tendon, const T &length, const T &rate, const T &h) {
+    const T *spring = p + parameter::tendon::stiffness_curve, *damper = p + parameter::tendon::damping_curve;
+    TendonCurves<T> c;
+    c.excess = max(length - p[parameter::tendon::rest_upper], T{}) - max(p[parameter::tendon::rest_lower] - length, T{});
+    if (tendon.implicit) c.excess = select(c.excess == T{}, T{}, c.excess + h * rate);
+    c.speed = abs(rate);
+    c.slope = (2.0 * spring[0] + 3.0 * spring[1] * c.excess) * c.excess;
+    c.force = (spring[0] + spring[1] * c.excess) * (c.excess * c.excess) + rate * (c.speed * (damper[0] + damper[1] * c.speed));
+    c.by_rate = c.speed * (2.0 * damper[0] + 3.0 * damper[1] * c.speed);
+    if (tendon.implicit) c.by_rate += h * c.slope;
+    return c;
+}
+
 // The laws beside spring, damper and input, at a rate: impulses, and the derivatives that they add to `by_rate` and `by_length`.
 template <class T>
 struct TendonLaws {
@@ -84,6 +106,12 @@ struct TendonLaws {
             impulse -= most * rubbed;
             by_rate += most * (square * inverse) * (inverse * inverse);
         }
+        if (tendon.curved) {
+            const TendonCurves<T> curves = tendon_curves(p, tendon, data.length, rate, h);
+            impulse -= h * curves.force;
+            by_rate += h * curves.by_rate;
+            by_length -= h * curves.slope;
+        }
         if (tendon.armature) {
             const T &armature = p[parameter::tendon::armature];
             impulse -= armature * (rate - data.incoming);
@@ -100,7 +128,7 @@ T tendon_impulse(const Problem<T> &problem, int number, const T *w) {
     if (!tendon.damped) return data.given;
     const T rate = tendon_rate(problem, tendon, w);
     const T plain = data.given - data.damping * rate;
-    if (!tendon.limited && !tendon.rubs && !tendon.armature) return plain;
+    if (!has_laws(tendon)) return plain;
     return plain + TendonLaws<T>(problem, tendon, data, rate).impulse;
 }
 

@@ -45,6 +45,8 @@ struct JointImpulse {
     Vec3<T> force;
     Vec3<T> held, turned, pushes;  // multipliers m of held rotations, torques along free ones, impulses along components of `angle`
     const RotationVector<T> *angle;  // rotation vector of p; null where no limit and no spring pushes along it
+    bool coned = false;  // whether `turned` has a torque along the rotation vector, of a cone
+    T cone{};  // this torque over the rotation vector
 
     // ½ (p_w m + p_v × m), and J_l⁻ᵀ times the impulses along the rotation vector.
     TD_INLINE Vec3<T> torque(const Quat<T> &p) const {

@@ -101,7 +101,7 @@ struct JointRows {
         const Vec3<T> side = 0.5 * (rel.w * turn + cross(turn, rel.v));
         T sum = dot(along, cross(load3(motion) + cross(omega, anchor), force)) +
                 0.5 * dot(sigma, straight * impulse.held + cross(side, impulse.held));
-        if (impulse.angle) sum += dot(right_jacobian_inverse(*impulse.angle, push_gradient(*impulse.angle, impulse.pushes, sigma)), turn);
+        if (impulse.angle) sum += dot(right_jacobian_inverse(*impulse.angle, push_gradient(impulse, sigma)), turn);
         return sum;
     }
 
@@ -145,11 +145,15 @@ private:
         if (joint.input >= 0 && !joint.drives(i)) by_input = h * share;
         if (joint.has_spring) {
             if (!translation && joint.has_vector()) share -= 1.0;
-            row = row + (h * p[joint.spring() + i]) * share * places.motion(free.coordinate[i]);
+            T pull = (h * p[joint.spring() + i]) * share;
+            if (joint.curve >= 0) pull += h * problem.curve(joint).slope[i];
+            row = row + pull * places.motion(free.coordinate[i]);
         }
-        if (joint.has_damper)
-            row = row + problem.damping(joint, data)[i] *
-                            (places.motion(free.difference[i]) + carried(problem, joint, data, places, translation, f));
+        if (joint.has_damper) {
+            T drag = problem.damping(joint, data)[i];
+            if (joint.curve >= 0) drag += problem.curve(joint).drag[i];
+            row = row + drag * (places.motion(free.difference[i]) + carried(problem, joint, data, places, translation, f));
+        }
         if (joint.armature < 0) return;
         const MovingGradient<T> &moving = state.moving[joint.free_data];
         const T weight = problem.parameters[joint.armature + i] / h;
@@ -207,8 +211,9 @@ private:
                 const JointData<T> &data = problem.joints[cone.joint];
                 const Vec3<T> anchor = load3(&problem.parameters[joint.parameters] + parameter::child_anchor);
                 const RowGradient<T, T> g =
-                    translation ? translation_gradient(places.parent.pose, places.child.pose, data.offset, data.now, anchor, f)
-                                : angle_gradient(joint, data.offset, data.now.p, free.now, f);
+                    translation       ? translation_gradient(places.parent.pose, places.child.pose, data.offset, data.now, anchor, f)
+                    : joint.cone >= 0 ? cone_gradient(problem, joint, data, free.now)
+                                      : angle_gradient(joint, data.offset, data.now.p, free.now, f);
                 row = row + (-cone_data.stiffness * cone_data.leaves) * places.motion(g);
             }
             if (cone.kind != JointConeTable::drive || joint.input < 0) continue;

@@ -270,7 +270,7 @@ private:
         return sum;
     }
 
-    // −m g·x of the bodies, and ½ k (rest − coordinate)² of springs.
+    // −m g·x of the bodies, and ½ k x² + k₂ x³/3 + k₃ x⁴/4 of springs, x = coordinate − rest.
     template <bool derived>
     T potential(const T &weight = T{}) {
         T sum{};
@@ -290,6 +290,10 @@ private:
                 const T stretch = q[i] - rest[i], force = spring[i] * stretch;
                 sum += 0.5 * force * stretch;
                 q[i] = weight * force;
+                if (joint.curve < 0) continue;
+                const T *curve = &parameters[joint.curve + 2 * i], square = stretch * stretch;
+                sum += (curve[0] / 3.0 + (0.25 * curve[1]) * stretch) * (square * stretch);
+                q[i] += weight * ((curve[0] + curve[1] * stretch) * square);
             }
             if constexpr (derived) motion.add_coordinates(q, gradients[joint.parent], gradients[joint.child]);
         }

@@ -48,6 +48,7 @@ public:
             reach = max(reach, lever);
             if (joint.has_damper)
                 for (int k = 0; k < joint.free(); ++k) damping += problem.damping(joint, data)[k];
+            if (joint.curve >= 0) damping += broadcast<T>(1e300);  // no bound: curves have second-order terms of their own
             if (joint.armature >= 0)
                 for (int k = 0; k < joint.free(); ++k) armature += problem.parameters[joint.armature + k];
         }

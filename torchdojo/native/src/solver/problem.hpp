@@ -17,6 +17,7 @@ struct Problem {
     std::vector<ContactData<T>> contacts;
     std::vector<LawData<T>> laws;
     std::vector<FreeData<T>> free;
+    std::vector<T> curves;            // `CurveData` of all joints, where any has a curve
     std::vector<JointConeData<T>> joint_cones;
     std::vector<PairData<T>> pairs;
     std::vector<CoupleData<T>> couples;
@@ -50,6 +51,8 @@ struct Problem {
         world.pose = world.next = world.incoming = origin;
         world.increment.w = world.arrival.w = broadcast<T>(1.0);
         has_armature = std::any_of(m.joints.begin(), m.joints.end(), [](const JointTable &joint) { return joint.armature >= 0; });
+        for (const JointTable &joint : m.joints)
+            if (joint.curve >= 0) curves.resize(m.num_joints * CurveData<T>::size);
     }
 
     // Whether trees take rates from turns of bodies, as a step does and a derivative does not.
@@ -166,6 +169,13 @@ struct Problem {
     TD_INLINE const T *damping(const JointTable &joint, const JointData<T> &data) const {
         return joint.stiffness < 0 ? &parameters[joint.parameters + joint.damper()] : data.damping;
     }
+
+    // The data of the curves of a joint that has them.
+    TD_INLINE CurveData<T> curve(const JointTable &joint) {
+        T *first = &curves[(&joint - mechanism.joints.data()) * CurveData<T>::size];
+        return {first, first + 4, first + 8};
+    }
+    TD_INLINE const CurveData<T> curve(const JointTable &joint) const { return const_cast<Problem *>(this)->curve(joint); }
 
     // The axis of the child about which a friction acts, in joints with three free rotations (JointFriction); −1: along a free direction.
     TD_INLINE int own_axis(const JointConeTable &cone) const {

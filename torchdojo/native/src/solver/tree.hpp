@@ -283,8 +283,8 @@ private:
         frame.R = parent.pose.R * data.offset;
         frame.hold(p, joint, data.now.p);
         for (int j = 0; joint.has_vector() && j < joint.free_r(); ++j)
-            frame.lines[j] = joint.extra ? -(parent.pose.R * problem.free[joint.free_data].limit_parent[j])
-                                         : frame.R * load3(p + parameter::rotations + 3 * (joint.held_r + j));
+            frame.lines[j] = joint.extra && joint.cone < 0 ? -(parent.pose.R * problem.free[joint.free_data].limit_parent[j])
+                                                           : frame.R * load3(p + parameter::rotations + 3 * (joint.held_r + j));
         frame.set(p, joint, node.n);
         joints[node.joint].prepare(problem, joint, data, frame);
         store3(node.anchor, frame.anchor);
