@@ -77,7 +77,7 @@ class Backends:
         """
         if self.near and not self._on_host:
             raise RuntimeError("near contacts: got a mechanism on a GPU; allowed: the CPU, mech.to('cpu'), with states there or on a GPU")
-        if self.near and self._copies(request) is None:
+        if self.near and self._copies(request) is None and request.options.randomized is None:
             assert self._memory is not None
             search = functools.partial(self._search, request.options)
             return NearSteps(self.structure, request, self.near, self._select, self._without_terms, self._memory, search)
