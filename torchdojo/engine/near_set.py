@@ -23,8 +23,9 @@ from torchdojo.engine.backend import Backend, Trajectory
 from torchdojo.engine.kernel import Kernel
 from torchdojo.engine.near_bounces import Bounces
 from torchdojo.engine.near_memory import NearMemory
-from torchdojo.engine.near_overlap import pierced
+from torchdojo.engine.near_overlap import any_pierced
 from torchdojo.engine.near_parts import Numbers, Part, StackedNumbers, Taken, TermsOfParts, check_seen, rows_of, system_of, without_terms
+from torchdojo.engine.near_sizes import with_graph
 from torchdojo.engine.near_slots import (
     NONE,
     NearPair,
@@ -67,7 +68,8 @@ class NearSteps(Backend):
 
     bare: the kernel with parameters that have no terms, or another backend. memory: the terms after steps of the kernel.
     search: (pair, states (N, 13 nb), reach (N,) [m]) -> the nearest terms (N, slots, 3), and how many there are (N,).
-    given: parameters in place of those that the mechanism has, whose slots then stay as they are.
+    sizes: whether sizes of shapes are differentiated. given: parameters in place of those that the mechanism has, whose
+        slots then stay as they are.
     """
 
     def __init__(
@@ -79,10 +81,12 @@ class NearSteps(Backend):
         bare: Callable[[Request], Backend],
         memory: NearMemory | TermsOfParts,
         search: Search,
+        sizes: bool = False,
         given: StackedNumbers | None = None,
     ):
         self.structure, self.request = structure, request
         self.pairs, self._select, self._bare, self._memory, self._search, self._given = pairs, select, bare, memory, search, given
+        self._sizes = sizes
         # Solves take whole steps, since halves have terms of their own. Halves come before continuation, which holds on to the terms.
         # Solves that only give a start to others may split: without that, 19 of 161 steps of a stack are taken in halves.
         options = dataclasses.replace(request.options, on_failure=OnFailure.FLAG)
@@ -132,7 +136,7 @@ class NearSteps(Backend):
         z, u, wrench, warm = given
         lead, memory = z.shape[:-1], self._memory
         memory.forget_others(lead)
-        if forward_mode() or self.request.grad_kappa is not None or not z.numel() or not u.shape[-2]:
+        if self._by_sizes or forward_mode() or self.request.grad_kappa is not None or not z.numel() or not u.shape[-2]:
             return None
         known = memory.take(lead)
         kernel = self._bare(self.request)
@@ -205,6 +209,11 @@ class NearSteps(Backend):
             return [NONE.repeat(lead.numel(), len(pair.slots), 1) for pair in self.pairs]
         terms = plain(terms.reshape(lead.numel(), -1, 3))
         return [terms[:, places] for places in self._places]
+
+    @property
+    def _by_sizes(self) -> bool:
+        """Whether derivatives by sizes are asked for: then solves have no graph, and each step gets one once it is solved."""
+        return self._sizes and torch.is_grad_enabled()
 
     @property
     def _budget(self) -> int:
@@ -283,7 +292,7 @@ class NearSteps(Backend):
             made += out.iterations.reshape(-1)
             solved = (out.status == int(Status.SUCCESS)).reshape(-1)
             unsound = self._unsound(given, out, part)
-            through = self._pierced(flat, out, solved & ~unsound, timestep)
+            through = any_pierced(self.pairs, flat, out.z, solved & ~unsound, timestep)
             if bool((~solved | unsound | through).any()) and not (cold and fresh) and bool((made < part.most).all()):
                 # The start led astray: once more without it, and without the terms that were near before. Terms that a pass has added
                 # since such a restart stay, lest they be found and dropped again and again.
@@ -307,6 +316,8 @@ class NearSteps(Backend):
             cold, given = False, given._replace(warm=out.solution.detach())
         for kept, terms in zip(self._chosen, chosen, strict=True):
             kept[part.rows] = terms
+        if self._by_sizes:
+            out = with_graph(lambda good: self._of_part(good, self._chosen, 1.0), part, given, out)
         out = out._replace(iterations=made.reshape(lead), impulses=self._of_terms(out.impulses, chosen))
         failed = (bad | overflow).reshape(lead)
         if not bool(failed.any()):
@@ -346,15 +357,6 @@ class NearSteps(Backend):
                 acts[:, place[id(slot)]] = (kind != NOTHING)[:, None]
         return torch.where(acts.reshape(impulses.shape), impulses, 0.0)
 
-    def _pierced(self, start: Tensor, out: StepOutput, checked: Tensor, timestep: Tensor) -> Tensor:
-        """Whether a step leads bodies of environments (n,) through each other; False where they are not `checked`."""
-        rows, through = checked.nonzero().squeeze(-1), torch.zeros_like(checked)
-        if len(rows):
-            end = out.z.detach().reshape(len(checked), -1)[rows]
-            for pair in self.pairs:
-                through[rows] |= pierced(pair.slots[0].shapes, pair.bodies, start[rows], end, timestep[rows])
-        return through
-
     def _free(self, given: StepInputs) -> bool:
         """Whether gravity alone gives bodies energy: no input, wrench, spring or servo, and no overlap that is undone at once."""
         return self._only_falls() and not bool(given.u.any()) and _is_zero(given.wrench)
@@ -375,10 +377,10 @@ class NearSteps(Backend):
         """A solve with these terms (n, K, 3) of each pair, where impulses fade with the gap (1) or do not (0)."""
         if part is not None and part.share < 1:
             terms = [previous.index_copy(0, part.rows, new) for previous, new in zip(self._chosen, chosen, strict=True)]
-            with torch.set_grad_enabled(torch.is_grad_enabled() and fading > 0):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and fading > 0 and not self._sizes):
                 return self._of_part(part, terms, fading).step(given)
         lead = given.z.shape[:-1]
-        with torch.set_grad_enabled(torch.is_grad_enabled() and fading > 0):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and fading > 0 and not self._sizes):
             out = self._backend(lead, chosen, fading).step(given)
         if out.z.shape != given.z.shape:
             raise ValueError(f"near contacts: got z of batch {tuple(lead)}, but inputs of {tuple(out.z.shape[:-1])}; give z that batch")
@@ -477,7 +479,7 @@ class NearSteps(Backend):
             return bare.having(parameters, request)
 
         given, terms = StackedNumbers(self._select, self.pairs, parameters), TermsOfParts(self._memory.slots)
-        return NearSteps(self.structure, request, self.pairs, self._select, with_numbers, terms, self._search, given)
+        return NearSteps(self.structure, request, self.pairs, self._select, with_numbers, terms, self._search, self._sizes, given)
 
     def kept(self, batch: torch.Size) -> Tensor | None:
         terms = self._memory.take(batch)
