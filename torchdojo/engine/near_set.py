@@ -363,7 +363,8 @@ class NearSteps(Backend):
 
     def _only_falls(self) -> bool:
         joints = all(isinstance(joint, Floating) for joint in self.structure.named_joints().values())
-        return joints and self.request.options.depenetration_speed is not None
+        pulled = len(self.structure.named_couplings()) + len(self.structure.named_tendons())
+        return joints and not pulled and self.request.options.depenetration_speed is not None
 
     def _unsound(self, given: StepInputs, out: StepOutput, part: Part) -> Tensor:
         """Whether bodies of environments (n,) got energy from nothing: another root of the equations than the motion.
