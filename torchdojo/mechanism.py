@@ -13,8 +13,9 @@ from torch import Tensor
 from torchdojo.dynamics import energy
 from torchdojo.dynamics.tendon_space import TendonSpace
 from torchdojo.elements.contacts import Contact, NonlinearContact
+from torchdojo.elements.ground_contacts import on_ground
 from torchdojo.elements.near_rule import Near, NearRule
-from torchdojo.elements.touching import Solids, added, on_ground, removed
+from torchdojo.elements.touching import Solids, added, removed
 from torchdojo.engine import linearize, minimal_steps, observables
 from torchdojo.engine.adaptive import AdaptiveOptions, adaptive_options
 from torchdojo.engine.backend import check_given, visiting
@@ -536,16 +537,21 @@ class Mechanism(TendonSpace, Sensing):
         self._edit("contacts", {name: contact for name, contact in self.named_contacts().items() if name not in gone})
         return gone
 
-    def replace_ground(self, ground: HeightField) -> list[str]:
+    def replace_ground(self, ground: HeightField, *, pitch: float | None = None) -> list[str]:
         """Put a height field in the place of the planes of the world, ``mech.replace_ground(td.terrain.rough(0.05))``; its contacts' names.
 
         The contacts of points and balls with planes keep their names and other numbers. An ellipsoid then has several, "NAME_0" and so on.
 
+        Args:
+            ground: in place of the planes.
+            pitch: as in `td.combine`, of shapes whose contact points all touch: their edges and faces touch, too, by contacts
+                "NAME_face0" and so on. None: contact points alone.
+
         Raises:
-            ValueError: no such contact.
+            ValueError: no such contact, a bad pitch, or one without shapes that have edges and touch.
         """
         there = self.named_contacts()
-        made = on_ground(there, ground)
+        made = on_ground(there, self.named_bodies(), ground, pitch)
         if not made:
             raise ValueError("replace_ground: no contact of a point, ball or ellipsoid with a plane of the world; add_contact makes others")
         for name in [name for name in there if f"{name}_0" in made and name not in made]:

@@ -102,6 +102,37 @@ def test_a_peak_enters_no_face(kind: str) -> None:
     assert depths[None] > 0.01 or kind == "hull"
 
 
+@pytest.mark.parametrize("kind", ["box", "cylinder", "hull", "sphere"])
+def test_replaced_ground_has_the_points_of_a_scene(kind: str) -> None:
+    """The contacts with a plane become those that `td.combine` gives with the same pitch, with their own friction."""
+    field, shape, pitch = td.terrain.rough(0.05, size=(3.0, 3.0), seed=1), {**SHAPES, "sphere": td.Sphere(0.1)}[kind], 0.1
+    expected = scene(shape, field, pitch)
+    flat = td.combine(body=td.Body(2.0, shape=shape), ground=td.Plane(), friction=0.3, timestep=0.01)
+    before = list(flat.contacts)
+    made = flat.replace_ground(field, pitch=pitch)
+    assert made[: len(before)] == before and made == list(flat.contacts) and len(made) == len(expected.contacts)
+    assert {float(contact.friction) for contact in flat.contacts.values()} == {0.3}
+    z = expected.initial_state(body={"position": (0.1, 0.2, 0.4), "orientation": (0.8, 0.6, 0, 0)})
+    for mech in (flat, expected):
+        for contact in mech.contacts.values():
+            contact.friction = 0.3
+    torch.testing.assert_close(flat.distances(z).sort().values, expected.distances(z).sort().values, atol=1e-12, rtol=0)
+    path, other = flat.rollout(z, steps=40), expected.rollout(z, steps=40)
+    assert not path.status.any()
+    torch.testing.assert_close(path.z[:20], other.z[:20], atol=1e-8, rtol=0)
+
+
+def test_ground_that_cannot_have_a_pitch() -> None:
+    field = td.terrain.rough(0.05, size=(3.0, 3.0), seed=1)
+    mech = td.Mechanism({"body": td.Body(1.0, (0.1, 0.1, 0.1))}, contacts={"foot": td.NonlinearContact("body", radius=0.1)})
+    with pytest.raises(ValueError, match=r"replace_ground\(pitch=0.1\): got no shape whose contact points all touch"):
+        mech.replace_ground(field, pitch=0.1)
+    assert mech.contacts["foot"].other_kind == "surface"  # nothing has changed
+    with pytest.raises(ValueError, match=r"pitch: got -1.0"):
+        mech.replace_ground(field, pitch=-1.0)
+    assert mech.replace_ground(field) == ["foot"]
+
+
 def test_boxes_tumble_over_rough_ground_within_the_bound() -> None:
     field, shape, pitch = td.terrain.rough(0.08, size=(3.0, 3.0), seed=1), SHAPES["box"], 0.05
     mech = scene(shape, field, pitch)

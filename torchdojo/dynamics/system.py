@@ -123,11 +123,16 @@ class System:
         """v⁺, ω⁺ of the bodies, (..., nb, 6), in the unknown w (..., num_unknowns or more)."""
         return w[..., : TWIST_SIZE * self.num_bodies].unflatten(-1, (-1, TWIST_SIZE))
 
-    def to(self, device: torch.device) -> System:
-        """The same layout with its index tables on `device`."""
+    def having(self, groups: list[Group]) -> System:
+        """The same layout with other groups in place of its own, which have other tensors."""
         clone = object.__new__(System)
         clone.__dict__.update(self.__dict__)
-        clone.groups = [group.to(device) for group in self.groups]
+        clone.groups = groups
+        return clone
+
+    def to(self, device: torch.device) -> System:
+        """The same layout with its index tables on `device`."""
+        clone = self.having([group.to(device) for group in self.groups])
         clone.free_bodies = self.free_bodies.to(device)
         clone.braced_bodies = self.braced_bodies.to(device)
         clone.orthant_index = self.orthant_index.to(device)

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torchdojo.elements.contact import Contact, Touch, _pose_of_other
 from torchdojo.elements.contacts import NonlinearContact
 from torchdojo.elements.element import Element, Motion, Pose, previous_pose
+from torchdojo.geometry.core_sizes import differentiable
 from torchdojo.geometry.near_terms import BOUNCING, CROSSING, NOTHING, REACH, Term, near_term
 from torchdojo.geometry.polytopes import Polytope, polytope_of
 from torchdojo.geometry.shapes import Shape
@@ -130,7 +131,14 @@ class NearContact(NonlinearContact):
     def near(self, poses: tuple[Pose, ...]) -> Term:
         """The term of this slot at the poses of `body_names`."""
         one, two = poses[0], _pose_of_other(poses)
-        return near_term(*self.shapes, (one.x, one.q), (two.x, two.q), self.term.detach(), self.fading.detach())
+        return near_term(*self.cores(), (one.x, one.q), (two.x, two.q), self.term.detach(), self.fading.detach())
+
+    def cores(self) -> tuple[Polytope, Polytope]:
+        """The cores that `near` takes, with derivatives by sizes where these are asked for."""
+        one, two = self.shapes
+        if not torch.is_grad_enabled() or (one.sizes is None and two.sizes is None):
+            return one, two
+        return differentiable(one), differentiable(two)
 
     def _witness(self, poses: tuple[Pose, ...]) -> tuple[Tensor, Tensor, Tensor]:
         term = self.near(poses)

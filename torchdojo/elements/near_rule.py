@@ -6,15 +6,12 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, cast
 
-from torch import Tensor
-
 from torchdojo.elements.contacts import Contact, ImpactContact, NonlinearContact
 from torchdojo.elements.near_contact import NearContact, check_slots, near_slots, slots_of
 from torchdojo.geometry.hulls import Hull, farthest_points
 from torchdojo.geometry.polytopes import Polytope, polytope_of
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
 from torchdojo.geometry.surface_points import check_pitch
-from torchdojo.parameters import differentiated
 
 __all__ = ["Near", "NearRule"]
 
@@ -83,22 +80,21 @@ class NearRule:
         return result
 
     def core(self, shape: Shape, name: str) -> Polytope | None:
-        """The core of a shape; None if it is flat, has batch dimensions, or numbers that require grad, which a core does not have."""
+        """The core of a shape; None if it is flat, has batch dimensions, or numbers that are differentiated in forward mode."""
         if id(shape) not in self._cores:
             self._cores[id(shape)] = shape, self._made(shape, name)
         return self._cores[id(shape)][1]
 
     def _made(self, shape: Shape, name: str) -> Polytope | None:
-        numbers = [value for value in vars(shape).values() if isinstance(value, Tensor)]
-        if any(differentiated(value) for value in numbers) or shape.position.ndim != 1 or shape.orientation.ndim != 1:
+        if shape.position.ndim != 1 or shape.orientation.ndim != 1:
             return None
         try:
             if isinstance(shape, Hull | Mesh):
                 hull = shape if isinstance(shape, Hull) else Hull(shape.vertices, position=shape.position, orientation=shape.orientation)
-                corners = hull.vertices.numpy()
+                corners = hull.vertices.detach().numpy()
                 if len(corners) > MOST_CORNERS:
                     kept, apart = farthest_points(corners, MOST_CORNERS)
-                    hull = Hull(corners[kept], position=hull.position, orientation=hull.orientation)
+                    hull = Hull(hull.vertices[kept], position=hull.position, orientation=hull.orientation)
                     self.simplified[name] = max(apart, self.simplified.get(name, 0.0))
                 return polytope_of(hull)
             return polytope_of(shape)

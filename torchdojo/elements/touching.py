@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchdojo.elements.bodies import Body
-from torchdojo.elements.contacts import Contact, LinearContact
+from torchdojo.elements.contacts import Contact
 from torchdojo.elements.joints import Fixed, Floating, Joint
 from torchdojo.elements.manifolds import SHARP, contact_manifold
 from torchdojo.elements.near_rule import NearRule, pieces_of
@@ -92,7 +92,7 @@ class Made(NamedTuple):
         if self.left_out:
             said.append(
                 f"no contacts between {_listed(self.left_out)}: spheres, capsules, boxes, cylinders, ellipsoids and solid hulls touch each "
-                "other (near contacts with model=td.NonlinearContact or td.ImpactContact, sizes without batches or gradients)"
+                "other (near contacts with model=td.NonlinearContact or td.ImpactContact, sizes without batches)"
             )
         if self.by_points:
             said.append(
@@ -389,28 +389,6 @@ def _on_field(
             return _at_points(label, body, shape, model, arguments, True)
         made |= {f"{label}_{len(made) + k}": model(body, point=p, radius=radius, **arguments) for k, p in enumerate(points.unbind(-2))}
     return Touching(made, isinstance(shape, Ellipsoid))
-
-
-def on_ground(there: Mapping[str, Contact], ground: HeightField) -> dict[str, Contact]:
-    """Contacts of balls and ellipsoids with the world's planes, by name, as contacts with a height field that keep their other numbers.
-
-    Those of an ellipsoid "NAME" are "NAME_0", "NAME_1" ...: a height field feels its contact points.
-    """
-    made: dict[str, Contact] = {}
-    for name, contact in there.items():
-        flat = contact.other_kind == "surface" and type(contact).signed_distance is Contact.signed_distance
-        if contact.other is not None or not flat:
-            continue
-        numbers = {key: getattr(contact, key) for key in contact.fields if key not in ("normal", "offset")}
-        facets: dict[str, Any] = {"facets": contact.facets} if isinstance(contact, LinearContact) else {}
-        balls = {name: (numbers.pop("point"), numbers.pop("radius"))}
-        if contact.shape_kind == "ellipsoid":
-            place = {"position": balls[name][0], "orientation": numbers.pop("orientation")}
-            points, radius = Ellipsoid(numbers.pop("semi_axes"), **place).contact_points()
-            balls = {f"{name}_{k}": (point, radius) for k, point in enumerate(points.unbind(-2))}
-        for label, (point, radius) in balls.items():
-            made[label] = type(contact)(contact.body, other_shape=ground, point=point, radius=radius, **numbers, **facets)
-    return made
 
 
 # -- edits -------------------------------------------------------------------------------------------------------------------------------

@@ -126,7 +126,7 @@ class AdaptiveSteps(Stepper):
         one = self.whole.step(given)
         if not self.options.max_halvings:
             return one
-        batch = one.status.shape
+        one, batch = _with_kept(self.whole, one), one.status.shape
         count, (z, u, wrench) = batch.numel(), given.data
         if self.batch != batch:
             flat, _ = flatten_batch(self.system.step_specs(), [z.expand(*batch, z.shape[-1]), u, wrench, *self.parameters])
@@ -135,7 +135,14 @@ class AdaptiveSteps(Stepper):
         data = [t.expand(*batch, t.shape[-1]).reshape(count, t.shape[-1]) for t in (z, u, wrench)]
         index = torch.arange(count, device=z.device)
         out = self.refine(0, True, index, data, StepOutput(*(t.reshape((count, *t.shape[len(batch) :])) for t in one)))
-        return StepOutput(*(t.reshape((*batch, *t.shape[1:])) for t in out))
+        solution, kept = self.divided(out.solution)
+        self.whole.keep(None if kept is None else kept.reshape(*batch, -1))
+        return StepOutput(*(t.reshape((*batch, *t.shape[1:])) for t in out._replace(solution=solution)))
+
+    def divided(self, solution: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Solutions, and what a backend keeps beside them, which stands behind them between substeps."""
+        size = self.system.num_unknowns
+        return solution[..., :size], solution[..., size:] if solution.shape[-1] > size else None
 
     def select(self, index: Tensor) -> list[Tensor]:
         """Parameters of the environments `index`."""
@@ -161,7 +168,7 @@ class AdaptiveSteps(Stepper):
 
         `kick` marks the first substep of a step, which applies the forces of the step.
         """
-        weight = 2.0**level if kick else 0.0
+        weight, (warm, kept) = 2.0**level if kick else 0.0, self.divided(warm)
         inputs = StepInputs(data[0], weight * data[1], weight * data[2], warm)
         backend = self.shared.get((level, kick))
         if backend is None:
@@ -170,7 +177,8 @@ class AdaptiveSteps(Stepper):
             backend = self.whole.having(tensors, self.trial)
             if self.alike:
                 self.shared[level, kick] = backend
-        return backend.step(inputs)
+        backend.keep(kept)
+        return _with_kept(backend, backend.step(inputs))
 
     def refine(self, level: int, kick: bool, index: Tensor, data: Sequence[Tensor], one: StepOutput) -> StepOutput:
         """The substep `one` of length h / 2**level, with two halves in place of environments that need them.
@@ -226,6 +234,12 @@ class AdaptiveSteps(Stepper):
         shift = torch.maximum(_norm(halves.pose.x - whole.pose.x), h * _norm(halves.twist.v - whole.twist.v))
         rotation = torch.maximum(_norm(turn), h * _norm(halves.twist.omega - whole.twist.omega))
         return torch.maximum(shift / self.options.position_tol, rotation / self.options.rotation_tol).amax(-1)
+
+
+def _with_kept(backend: Backend, out: StepOutput) -> StepOutput:
+    """A step, with what its backend keeps behind its solution."""
+    kept = backend.kept(out.status.shape)
+    return out if kept is None else out._replace(solution=torch.cat((out.solution, kept), -1))
 
 
 def _solved(out: StepOutput) -> Tensor:

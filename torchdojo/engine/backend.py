@@ -173,6 +173,13 @@ class Backend(Stepper):
     def having(self, parameters: Sequence[Tensor], request: Request) -> Backend:
         """A backend of this kind with other stacked parameters, and another request."""
 
+    def kept(self, batch: torch.Size) -> Tensor | None:
+        """The numbers (*batch, k), beside the solution, from which a step of this batch goes on; None: the solution is all."""
+        return None
+
+    def keep(self, kept: Tensor | None) -> None:
+        """Let the next step go on from these numbers. None: from those that there are."""
+
     def linearize(self, given: StepInputs, out: Tensor | None = None) -> tuple[StepOutput, Tensor]:
         """A step and its Jacobian."""
         solved = self.step(given)

@@ -20,6 +20,7 @@ from torchdojo.engine.copies import HOST, Copies, copies_for
 from torchdojo.engine.kernel import Kernel
 from torchdojo.engine.near_memory import NearMemory
 from torchdojo.engine.near_set import NearPair, NearSteps, near_pairs, search_in_torch
+from torchdojo.engine.near_sizes import have_sizes
 from torchdojo.engine.near_slots import Balls
 from torchdojo.engine.periods import Periods
 from torchdojo.engine.reference import Reference, SinglePrecision
@@ -77,10 +78,10 @@ class Backends:
         """
         if self.near and not self._on_host:
             raise RuntimeError("near contacts: got a mechanism on a GPU; allowed: the CPU, mech.to('cpu'), with states there or on a GPU")
-        if self.near and self._copies(request) is None:
+        if self.near and self._copies(request) is None and request.options.randomized is None:
             assert self._memory is not None
             search = functools.partial(self._search, request.options)
-            return NearSteps(self.structure, request, self.near, self._select, self._without_terms, self._memory, search)
+            return NearSteps(self.structure, request, self.near, self._select, self._without_terms, self._memory, search, self.sizes)
         return self._select(request)
 
     def _select(self, request: Request) -> Backend:
@@ -89,8 +90,13 @@ class Backends:
             return Staging(self.select(request.at(HOST)), copies)
         smoothing = request.options.randomized
         if smoothing is not None:
-            return Randomized(self.select(sampled(request)), smoothing, any(p.requires_grad for p in self.stacked()))
+            return Randomized(self.select(sampled(request)), smoothing, self.sizes or any(p.requires_grad for p in self.stacked()))
         return self._kernel(request) or self._reference(request)
+
+    @functools.cached_property
+    def sizes(self) -> bool:
+        """Whether sizes of shapes that touch at near terms are differentiated."""
+        return have_sizes(self.near)
 
     @functools.cached_property
     def near_balls(self) -> Balls:
@@ -254,7 +260,7 @@ class Backends:
             self._settle()
             return self._cache.get_held(lowered, self.structure, self.stacked)
         parameters = self._cached_parameters(lowered) if terms or self._memory is None else self._bare_parameters(lowered)
-        return None if torch.is_grad_enabled() and parameters.requires_grad else parameters
+        return None if torch.is_grad_enabled() and (self.sizes or parameters.requires_grad) else parameters
 
     def still_has(self, parameters: Parameters) -> bool:
         """Whether these are the parameters of the last call of the kernel, and no number has changed since."""

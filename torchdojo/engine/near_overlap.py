@@ -7,17 +7,30 @@ of both radii before the step have to be so after it and on its way.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from torchdojo import quaternion as quat
+from torchdojo.engine.near_slots import NearPair
 from torchdojo.geometry.convex import Placed, convex_of
 from torchdojo.geometry.near_terms import LOOKS
 from torchdojo.geometry.polytopes import Polytope
 from torchdojo.geometry.simplices import nearest_simplex
 from torchdojo.state.layout import STATE_SIZE
 
-__all__ = ["pierced"]
+__all__ = ["any_pierced", "pierced"]
+
+
+def any_pierced(pairs: Sequence[NearPair], start: Tensor, end: Tensor, checked: Tensor, timestep: Tensor) -> Tensor:
+    """Whether a step leads bodies of environments (n,) through each other; False where they are not `checked`."""
+    rows, through = checked.nonzero().squeeze(-1), torch.zeros_like(checked)
+    if len(rows):
+        after = end.detach().reshape(len(checked), -1)[rows]
+        for pair in pairs:
+            through[rows] |= pierced(pair.slots[0].shapes, pair.bodies, start[rows], after, timestep[rows])
+    return through
 
 
 @torch.no_grad()

@@ -11,8 +11,8 @@ one of these, or none, two steps of half the length replace it, and so on down t
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -23,7 +23,9 @@ from torchdojo.engine.backend import Backend, Trajectory
 from torchdojo.engine.kernel import Kernel
 from torchdojo.engine.near_bounces import Bounces
 from torchdojo.engine.near_memory import NearMemory
-from torchdojo.engine.near_overlap import pierced
+from torchdojo.engine.near_overlap import any_pierced
+from torchdojo.engine.near_parts import Numbers, Part, StackedNumbers, Taken, TermsOfParts, check_seen, rows_of, system_of, without_terms
+from torchdojo.engine.near_sizes import with_graph
 from torchdojo.engine.near_slots import (
     NONE,
     NearPair,
@@ -31,6 +33,7 @@ from torchdojo.engine.near_slots import (
     keys,
     merge,
     near_pairs,
+    plain,
     present,
     put,
     reach_of_step,
@@ -47,7 +50,7 @@ from torchdojo.gradients.transforms import forward_mode
 from torchdojo.native.execution import check_status, flat_problem
 from torchdojo.native.near import NearFunction, NearProblem, NearRollout
 from torchdojo.native.step import differentiates
-from torchdojo.parameters import broadcast_shapes, stacked, transforming
+from torchdojo.parameters import broadcast_shapes
 from torchdojo.solver.interior_point import Attempts
 from torchdojo.solver.options import OnFailure, Status
 from torchdojo.state.layout import STATE_SIZE, TANGENT_SIZE
@@ -55,38 +58,6 @@ from torchdojo.state.unknowns import NUM_DATA, TIMESTEP
 from torchdojo.structure import Structure
 
 __all__ = ["NearPair", "NearSteps", "keys", "near_pairs", "search_in_torch"]
-
-
-class _Part(NamedTuple):
-    """Some environments of a step, and the share of its timestep that they take.
-
-    lead: batch dimensions of the step. rows: (n,) numbers of the environments in it. most: (n,) iterations after which no solve begins.
-    """
-
-    lead: torch.Size
-    rows: Tensor
-    share: float
-    most: Tensor
-
-    def at(self, index: Tensor) -> _Part:
-        """Some of the environments."""
-        return self._replace(rows=self.rows[index], most=self.most[index])
-
-    def of(self, value: Tensor, events: int) -> Tensor:
-        """Rows (n or 1, ...) of a value with batch dimensions."""
-        event = value.shape[value.ndim - events :]
-        if value.ndim == events:
-            return value[None]
-        return value.expand(*self.lead, *event).reshape(self.lead.numel(), *event)[self.rows]
-
-
-class _Taken(NamedTuple):
-    """A step of a part that was solved: what was given, its solution and its terms in all slots of the batch, pair by pair."""
-
-    part: _Part
-    given: StepInputs
-    solution: Tensor
-    terms: list[Tensor]
 
 
 Search = Callable[[NearPair, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -97,6 +68,8 @@ class NearSteps(Backend):
 
     bare: the kernel with parameters that have no terms, or another backend. memory: the terms after steps of the kernel.
     search: (pair, states (N, 13 nb), reach (N,) [m]) -> the nearest terms (N, slots, 3), and how many there are (N,).
+    sizes: whether sizes of shapes are differentiated. given: parameters in place of those that the mechanism has, whose
+        slots then stay as they are.
     """
 
     def __init__(
@@ -106,11 +79,14 @@ class NearSteps(Backend):
         pairs: list[NearPair],
         select: Callable[[Request], Backend],
         bare: Callable[[Request], Backend],
-        memory: NearMemory,
+        memory: NearMemory | TermsOfParts,
         search: Search,
+        sizes: bool = False,
+        given: StackedNumbers | None = None,
     ):
-        super().__init__(structure, (), request)
-        self.pairs, self._select, self._bare, self._memory, self._search = pairs, select, bare, memory, search
+        self.structure, self.request = structure, request
+        self.pairs, self._select, self._bare, self._memory, self._search, self._given = pairs, select, bare, memory, search, given
+        self._sizes = sizes
         # Solves take whole steps, since halves have terms of their own. Halves come before continuation, which holds on to the terms.
         # Solves that only give a start to others may split: without that, 19 of 161 steps of a stack are taken in halves.
         options = dataclasses.replace(request.options, on_failure=OnFailure.FLAG)
@@ -123,7 +99,12 @@ class NearSteps(Backend):
         )
         self._chosen: list[Tensor] = []  # terms (N, K, 3) of each pair, in the present step
         self._bounces = Bounces(structure, pairs, torch.Size((0,)))
-        self._taken: list[_Taken] | None = None  # the parts of steps that are taken now, in their order, where they are wanted
+        self._taken: list[Taken] | None = None  # the parts of steps that are taken now, in their order, where they are wanted
+
+    @functools.cached_property
+    def stacked(self) -> Sequence[Tensor]:  # type: ignore[override]
+        """The parameters, with empty slots."""
+        return without_terms(self._bare(self.request)) if self._given is None else self._given.parameters
 
     def step(self, given: StepInputs) -> StepOutput:
         """One step. The slots keep its terms, for its derivatives and for the next step.
@@ -133,7 +114,7 @@ class NearSteps(Backend):
         Raises:
             RuntimeError: values are hidden by `torch.func` or `torch.compile`.
         """
-        _check_seen()
+        check_seen()
         path = self._in_kernel(given._replace(u=given.u.unsqueeze(-2)), False)
         if path is not None:
             z, _, impulses, status, iterations, substeps, w = path
@@ -146,7 +127,7 @@ class NearSteps(Backend):
         return self._step(given)
 
     def rollout(self, given: StepInputs, keep_solutions: bool = False) -> Trajectory:
-        _check_seen()
+        check_seen()
         path = self._in_kernel(given, keep_solutions)
         return super().rollout(given, keep_solutions) if path is None else path
 
@@ -155,7 +136,7 @@ class NearSteps(Backend):
         z, u, wrench, warm = given
         lead, memory = z.shape[:-1], self._memory
         memory.forget_others(lead)
-        if forward_mode() or self.request.grad_kappa is not None or not z.numel() or not u.shape[-2]:
+        if self._by_sizes or forward_mode() or self.request.grad_kappa is not None or not z.numel() or not u.shape[-2]:
             return None
         known = memory.take(lead)
         kernel = self._bare(self.request)
@@ -183,7 +164,7 @@ class NearSteps(Backend):
             warm=None if warm is None else rows(warm.detach(), 1),
             slots=len(memory.slots),
             known=None if known is None else known.reshape(-1, len(memory.slots), 3),
-            free=wrench is None and self._only_falls(),
+            free=_is_zero(wrench) and self._only_falls(),
         )
         out = NearRollout(*NearFunction.apply(problem, *data)) if graph else problem.solve(keep_solutions)
         if bool(out.status.any()):
@@ -200,15 +181,39 @@ class NearSteps(Backend):
     def _step(self, given: StepInputs) -> StepOutput:
         """`step` by calls of another backend."""
         lead, halvings = given.z.shape[:-1], self.request.options.max_halvings
-        self._chosen = [present(pair, lead).clone() for pair in self.pairs]
+        self._chosen = self._present(lead)
         self._bounces = Bounces(self.structure, self.pairs, lead)
-        part = _Part(lead, torch.arange(lead.numel()), 1.0, torch.full((lead.numel(),), self._budget))
+        part = Part(lead, torch.arange(lead.numel()), 1.0, torch.full((lead.numel(),), self._budget))
         out = self._part(part, given, halvings)
         if self.request.raises_invalid and bool((out.status == int(Status.INVALID_INPUT)).any()):
             self._select(self.request).step(given)  # raises
         if self.request.options.on_failure is OnFailure.RAISE:
             check_solved(out.status)
+        if self._given is not None:
+            terms = torch.cat(self._bounces.flagged(self._chosen), 1)
+            self._memory.put(terms[:, torch.cat(self._places).argsort()].reshape(*lead, -1, 3))
         return out
+
+    @functools.cached_property
+    def _places(self) -> list[Tensor]:
+        """Places of the slots of each pair among all slots as they are declared."""
+        number = {id(slot): i for i, slot in enumerate(self._memory.slots)}
+        return [torch.tensor([number[id(slot)] for slot in pair.slots]) for pair in self.pairs]
+
+    def _present(self, lead: torch.Size) -> list[Tensor]:
+        """The terms (N, K, 3) that the slots of each pair have before a step."""
+        if self._given is None:
+            return [present(pair, lead).clone() for pair in self.pairs]
+        terms = self._memory.take(lead)
+        if terms is None:
+            return [NONE.repeat(lead.numel(), len(pair.slots), 1) for pair in self.pairs]
+        terms = plain(terms.reshape(lead.numel(), -1, 3))
+        return [terms[:, places] for places in self._places]
+
+    @property
+    def _by_sizes(self) -> bool:
+        """Whether derivatives by sizes are asked for: then solves have no graph, and each step gets one once it is solved."""
+        return self._sizes and torch.is_grad_enabled()
 
     @property
     def _budget(self) -> int:
@@ -218,7 +223,7 @@ class NearSteps(Backend):
     def _budget_of_halves(self) -> int:
         return HALVES * self.request.options.max_total_iterations
 
-    def _part(self, part: _Part, given: StepInputs, halvings: int) -> StepOutput:
+    def _part(self, part: Part, given: StepInputs, halvings: int) -> StepOutput:
         """A step of a part, in halves where it fails."""
         out, overflow = self._attempt(part, given)
         failed = (out.status != int(Status.SUCCESS)).reshape(-1) & ~overflow
@@ -227,19 +232,20 @@ class NearSteps(Backend):
         if self._taken is not None:
             good = (out.status == int(Status.SUCCESS)).nonzero().squeeze(-1)
             terms = [pair_terms.clone() for pair_terms in self._bounces.flagged(self._chosen)]
-            self._taken.append(_Taken(part.at(good), _rows(given, good), out.solution[good].detach(), terms))
+            self._taken.append(Taken(part.at(good), rows_of(given, good), out.solution[good].detach(), terms))
         if not halvings or not bool(failed.any()) or not self._has_parts():
             return out
         index, lead, n = failed.nonzero().squeeze(-1), given.z.shape[:-1], len(part.rows)
         made = out.iterations.reshape(n)[index]
         most = torch.full_like(made, self._budget_of_halves) if part.share == 1 else part.most[index] - made
-        both = self._halves(part.at(index)._replace(most=most), _rows(given, index), halvings - 1)
+        both = self._halves(part.at(index)._replace(most=most), rows_of(given, index), halvings - 1)
         both = both._replace(iterations=made + both.iterations)
-        self._put(part.lead, self._chosen, 1.0)
+        if self._given is None:
+            self._put(part.lead, self._chosen, 1.0)
         flat = (t.reshape(n, *t.shape[len(lead) :]).index_copy(0, index, new) for t, new in zip(out, both, strict=True))
         return StepOutput(*(t.reshape((*lead, *t.shape[1:])) for t in flat))
 
-    def _halves(self, part: _Part, given: StepInputs, halvings: int) -> StepOutput:
+    def _halves(self, part: Part, given: StepInputs, halvings: int) -> StepOutput:
         """Two steps of half the length in place of one. Only environments whose first half succeeds take the second."""
         half = part._replace(share=0.5 * part.share)
         z = given.z
@@ -251,7 +257,7 @@ class NearSteps(Backend):
             return first
         acted = [terms[half.rows[good]] for terms in self._chosen]
         rest = half.at(good)._replace(most=half.most[good] - first.iterations[good])
-        second = self._part(rest, _rows(given._replace(z=first.z), good)._replace(warm=first.solution[good]), halvings)
+        second = self._part(rest, rows_of(given._replace(z=first.z), good)._replace(warm=first.solution[good]), halvings)
         self._bounces.keep_acting(rest.rows, acted, first.impulses[good].detach(), self._chosen, self.request.options.kappa)
         solved = second.status == int(Status.SUCCESS)
         return StepOutput(
@@ -263,11 +269,11 @@ class NearSteps(Backend):
             first.substeps.index_copy(0, good, torch.where(solved, first.substeps[good] + second.substeps, 1)),
         )
 
-    def _attempt(self, part: _Part, given: StepInputs) -> tuple[StepOutput, Tensor]:
+    def _attempt(self, part: Part, given: StepInputs) -> tuple[StepOutput, Tensor]:
         """A step of a part at once, flagged where it finds no motion, and whether environments (n,) have more terms than slots."""
         z = given.z
         lead, flat = z.shape[:-1], z.detach().reshape(-1, z.shape[-1])
-        timestep = part.share * part.of(self.structure.timestep.detach(), 0).expand(len(flat))
+        timestep = part.share * part.of(self._numbers.timestep.detach(), 0).expand(len(flat))
         nearest = [self._search(pair, flat, reach_of_step(pair, flat, timestep))[0] for pair in self.pairs]
         chosen = [begin(previous[part.rows], new, given.warm is None) for previous, new in zip(self._chosen, nearest, strict=True)]
         self._bounces.forget(part.rows)
@@ -286,7 +292,7 @@ class NearSteps(Backend):
             made += out.iterations.reshape(-1)
             solved = (out.status == int(Status.SUCCESS)).reshape(-1)
             unsound = self._unsound(given, out, part)
-            through = self._pierced(flat, out, solved & ~unsound, timestep)
+            through = any_pierced(self.pairs, flat, out.z, solved & ~unsound, timestep)
             if bool((~solved | unsound | through).any()) and not (cold and fresh) and bool((made < part.most).all()):
                 # The start led astray: once more without it, and without the terms that were near before. Terms that a pass has added
                 # since such a restart stay, lest they be found and dropped again and again.
@@ -310,6 +316,8 @@ class NearSteps(Backend):
             cold, given = False, given._replace(warm=out.solution.detach())
         for kept, terms in zip(self._chosen, chosen, strict=True):
             kept[part.rows] = terms
+        if self._by_sizes:
+            out = with_graph(lambda good: self._of_part(good, self._chosen, 1.0), part, given, out)
         out = out._replace(iterations=made.reshape(lead), impulses=self._of_terms(out.impulses, chosen))
         failed = (bad | overflow).reshape(lead)
         if not bool(failed.any()):
@@ -324,7 +332,7 @@ class NearSteps(Backend):
             put(pair, pair_terms.reshape(*lead, *pair_terms.shape[1:]), fading)
 
     @torch.no_grad()
-    def _narrow(self, given: StepInputs, start: StepOutput, chosen: list[Tensor], part: _Part) -> tuple[StepInputs, Tensor]:
+    def _narrow(self, given: StepInputs, start: StepOutput, chosen: list[Tensor], part: Part) -> tuple[StepInputs, Tensor]:
         """Starts closer to the faded solution, from solves with longer reaches, and the iterations (n,) that these took.
 
         Where one fails, the solution before it stays the start.
@@ -349,56 +357,32 @@ class NearSteps(Backend):
                 acts[:, place[id(slot)]] = (kind != NOTHING)[:, None]
         return torch.where(acts.reshape(impulses.shape), impulses, 0.0)
 
-    def _pierced(self, start: Tensor, out: StepOutput, checked: Tensor, timestep: Tensor) -> Tensor:
-        """Whether a step leads bodies of environments (n,) through each other; False where they are not `checked`."""
-        rows, through = checked.nonzero().squeeze(-1), torch.zeros_like(checked)
-        if len(rows):
-            end = out.z.detach().reshape(len(checked), -1)[rows]
-            for pair in self.pairs:
-                through[rows] |= pierced(pair.slots[0].shapes, pair.bodies, start[rows], end, timestep[rows])
-        return through
-
     def _free(self, given: StepInputs) -> bool:
         """Whether gravity alone gives bodies energy: no input, wrench, spring or servo, and no overlap that is undone at once."""
-        return self._only_falls() and not bool(given.u.any()) and given.wrench is None
+        return self._only_falls() and not bool(given.u.any()) and _is_zero(given.wrench)
 
     def _only_falls(self) -> bool:
         joints = all(isinstance(joint, Floating) for joint in self.structure.named_joints().values())
-        return joints and self.request.options.depenetration_speed is not None
+        pulled = len(self.structure.named_couplings()) + len(self.structure.named_tendons())
+        return joints and not pulled and self.request.options.depenetration_speed is not None
 
-    @torch.no_grad()
-    def _unsound(self, given: StepInputs, out: StepOutput, part: _Part) -> Tensor:
+    def _unsound(self, given: StepInputs, out: StepOutput, part: Part) -> Tensor:
         """Whether bodies of environments (n,) got energy from nothing: another root of the equations than the motion.
 
-        Contacts take energy, except where bodies leave an overlap. So a step of free bodies adds no more than gravity does.
-        The bound is generous, and a hundred times as wide where something else may add energy; there, a step is only solved again.
+        The bound is a hundred times as wide where something else may add energy; there, a step is only solved again.
         """
-        bodies = list(self.structure.named_bodies().values())
-        masses = part.of(stacked([body.mass for body in bodies], 0), 1)
-        inertias = part.of(stacked([body.inertia for body in bodies], 2), 3)
-
-        def kinetic(z: Tensor) -> Tensor:
-            state = z.reshape(len(part.rows), -1, STATE_SIZE)
-            v, omega = state[..., 3:6], state[..., 10:13]
-            spin = (inertias @ omega[..., None]).squeeze(-1)
-            return 0.5 * ((masses * (v * v).sum(-1)).sum(-1) + (omega * spin).sum((-1, -2)))
-
-        gravity, timestep = part.of(self.structure.gravity, 1), part.share * part.of(self.structure.timestep, 0)
-        falls = torch.linalg.vector_norm(gravity, dim=-1) * timestep
         leaving = self.request.options.depenetration_speed or 0.0
-        bound = 4 * kinetic(given.z) + masses.sum(-1) * (8 * falls * falls + 2 * leaving**2 + 1e-3)
-        return kinetic(out.z) > (1 if self._free(given) else 100) * bound
+        return self._numbers.gain(part, given.z, out.z, leaving, 1 if self._free(given) else 100)
 
-    def _solve(self, given: StepInputs, chosen: list[Tensor], fading: float, part: _Part | None = None) -> StepOutput:
+    def _solve(self, given: StepInputs, chosen: list[Tensor], fading: float, part: Part | None = None) -> StepOutput:
         """A solve with these terms (n, K, 3) of each pair, where impulses fade with the gap (1) or do not (0)."""
         if part is not None and part.share < 1:
             terms = [previous.index_copy(0, part.rows, new) for previous, new in zip(self._chosen, chosen, strict=True)]
-            with torch.set_grad_enabled(torch.is_grad_enabled() and fading > 0):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and fading > 0 and not self._sizes):
                 return self._of_part(part, terms, fading).step(given)
         lead = given.z.shape[:-1]
-        self._put(lead, chosen, fading)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and fading > 0):
-            out = self._select(self._whole if fading else self._start).step(given)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and fading > 0 and not self._sizes):
+            out = self._backend(lead, chosen, fading).step(given)
         if out.z.shape != given.z.shape:
             raise ValueError(f"near contacts: got z of batch {tuple(lead)}, but inputs of {tuple(out.z.shape[:-1])}; give z that batch")
         return out
@@ -406,18 +390,28 @@ class NearSteps(Backend):
     def _has_parts(self) -> bool:
         return isinstance(self._select(self._whole), Kernel | Reference)
 
-    def _of_part(self, part: _Part, terms: list[Tensor], fading: float) -> Backend:
-        """The backend that takes steps of a part, where the slots of the batch have these terms (N, K, 3)."""
-        self._put(part.lead, terms, fading)
+    @property
+    def _numbers(self) -> Numbers:
+        return Numbers.of_structure(self.structure) if self._given is None else self._given.numbers
+
+    def _backend(self, lead: torch.Size, terms: list[Tensor], fading: float) -> Backend:
+        """The backend of solves in which the slots of a batch have these terms (N, K, 3)."""
         request = self._whole if fading else self._start
-        backend = self._select(request)
-        system = backend.system if isinstance(backend, Reference) else backend.program.system  # type: ignore[union-attr]
+        if self._given is not None:
+            return self._given.backend(request, lead, self._bounces.flagged(terms), fading)
+        self._put(lead, terms, fading)
+        return self._select(request)
+
+    def _of_part(self, part: Part, terms: list[Tensor], fading: float) -> Backend:
+        """The backend that takes steps of a part, where the slots of the batch have these terms (N, K, 3)."""
+        backend = self._backend(part.lead, terms, fading)
+        system = system_of(backend)
         nb = len(self.structure.named_bodies())
         data = [self.structure.gravity.new_zeros(*part.lead, size) for size in (STATE_SIZE * nb, system.num_inputs, 6 * nb)]
         flat, batch = flatten_batch(system.step_specs(), [*data, *backend.stacked])
         parameters = select_rows(flat[NUM_DATA:], part.rows)
         parameters[TIMESTEP] = part.share * parameters[TIMESTEP]
-        return backend.having(parameters, request.select(batch, part.rows))
+        return backend.having(parameters, backend.request.select(batch, part.rows))
 
     def _complete(self, out: StepOutput, chosen: list[Tensor], overflow: Tensor) -> Tensor:
         """Whether environments (n,) lack terms that are near after a step. Their slots get these terms; `overflow` marks too many terms."""
@@ -443,7 +437,11 @@ class NearSteps(Backend):
     def linearize(self, given: StepInputs, out: Tensor | None = None) -> tuple[StepOutput, Tensor]:
         solved = self.step(given)
         split = (solved.substeps > 1).reshape(-1).nonzero().squeeze(-1)
-        result = self._select(self.request).jacobian(given._replace(warm=solved.solution), out)
+        backend = self._select(self.request)
+        if self._given is not None:
+            lead = given.z.shape[:-1]
+            backend = self._given.backend(self.request, lead, self._present(lead), 1.0)
+        result = backend.jacobian(given._replace(warm=solved.solution), out)
         if len(split):
             result.view(-1, *result.shape[-2:])[split] = self._through_halves(given, split)
         return solved, result
@@ -454,10 +452,10 @@ class NearSteps(Backend):
         lead, n = given.z.shape[:-1], given.z.shape[:-1].numel()
         slots = [slot for pair in self.pairs for slot in pair.slots]
         kept = [slot.term for slot in slots]
-        part = _Part(lead, split, 1.0, torch.full((len(split),), self._budget_of_halves))
+        part = Part(lead, split, 1.0, torch.full((len(split),), self._budget_of_halves))
         self._chosen, self._taken = [NONE.expand(n, len(pair.slots), 3).clone() for pair in self.pairs], []
         self._bounces = Bounces(self.structure, self.pairs, lead)
-        inputs = _rows(given, split)
+        inputs = rows_of(given, split)
         self._halves(part, inputs, self.request.options.max_halvings - 1)
         records, self._taken = self._taken, None
         self._bounces.forget()  # the terms that were taken say it themselves
@@ -475,21 +473,25 @@ class NearSteps(Backend):
             slot.term = term
         return chained
 
-    def having(self, parameters: Sequence[Tensor], request: Request) -> Backend:
-        raise RuntimeError("near contacts: steps with stacked parameters of their own (adaptive=, randomized gradients) are not available")
+    def having(self, parameters: Sequence[Tensor], request: Request) -> NearSteps:
+        bare = self._bare(request)
+
+        def with_numbers(_: Request) -> Backend:
+            return bare.having(parameters, request)
+
+        given, terms = StackedNumbers(self._select, self.pairs, parameters), TermsOfParts(self._memory.slots)
+        return NearSteps(self.structure, request, self.pairs, self._select, with_numbers, terms, self._search, self._sizes, given)
+
+    def kept(self, batch: torch.Size) -> Tensor | None:
+        terms = self._memory.take(batch)
+        return None if terms is None else terms.flatten(-2)
+
+    def keep(self, kept: Tensor | None) -> None:
+        if kept is not None:
+            terms = kept.detach().unflatten(-1, (-1, 3)).contiguous()
+            self._memory.take(terms.shape[:-2])  # slots give theirs up
+            self._memory.put(terms)
 
 
-def _rows(given: StepInputs, index: Tensor) -> StepInputs:
-    """The inputs of some environments, without a warm start."""
-    lead, count = given.z.shape[:-1], given.z.shape[:-1].numel()
-    z, u, wrench = (None if t is None else t.expand(*lead, t.shape[-1]).reshape(count, -1)[index] for t in given[:3])
-    assert z is not None and u is not None
-    return StepInputs(z, u, wrench)
-
-
-def _check_seen() -> None:
-    if torch.compiler.is_compiling() or transforming():
-        raise RuntimeError(
-            "near contacts: terms are chosen by the values of states, which torch.func and torch.compile hide; use .backward(), "
-            "mech.jacobians or mech.linearize"
-        )
+def _is_zero(wrench: Tensor | None) -> bool:
+    return wrench is None or not bool(wrench.any())

@@ -18,7 +18,7 @@ from torchdojo.state.layout import STATE_SIZE
 from torchdojo.structure import Structure
 
 __all__ = [
-    "NONE", "Balls", "NearPair", "begin", "keys", "merge", "near_pairs", "present", "put", "reach_of_step", "search_in_torch",
+    "NONE", "Balls", "NearPair", "begin", "keys", "merge", "near_pairs", "plain", "present", "put", "reach_of_step", "search_in_torch",
     "warn_of_overflow",
 ]  # fmt: skip
 
@@ -92,7 +92,12 @@ def present(pair: NearPair, lead: torch.Size) -> Tensor:
     terms = [slot.term.detach() for slot in pair.slots]
     if any(term.shape[:-1] != lead for term in terms):
         return NONE.expand(lead.numel(), len(terms), 3)
-    result = torch.stack([term.reshape(-1, 3) for term in terms], 1)
+    return plain(torch.stack([term.reshape(-1, 3) for term in terms], 1))
+
+
+def plain(terms: Tensor) -> Tensor:
+    """Terms (..., 3), none of which bounces, in memory of their own."""
+    result = terms.clone()
     result[..., 0] -= BOUNCING * (result[..., 0] >= BOUNCING)
     return result
 

@@ -47,7 +47,10 @@ class Randomized(Backend):
             return out
         generator = self._generators.setdefault(z.device, generator_of(self.smoothing, z.device))
         several, inputs, wrenches = random_inputs(self.smoothing, generator, z, u, wrench)
+        kept = self.backend.kept(out.status.shape)
+        self.backend.keep(None if kept is None else kept.expand(self.smoothing.samples, *kept.shape))
         samples = self.backend.step(StepInputs(several, inputs, wrenches, out.solution))
+        self.backend.keep(kept)
         weight = (samples.status == int(Status.SUCCESS)) & (out.status == int(Status.SUCCESS))
         weight = (weight / weight.sum(0).clamp_min(1)).to(z.dtype)[..., None]
         return out._replace(z=_mean_state(out.z, samples.z, weight), impulses=_mean_change(out.impulses, samples.impulses, weight))
@@ -55,7 +58,10 @@ class Randomized(Backend):
     def jacobian(self, given: StepInputs, out: Tensor | None = None) -> Tensor:
         """Mean of the Jacobians of samples, (..., 12 nb, 12 nb + nu), each on the tangent space of its own next state."""
         z, u, wrench = random_inputs(self.smoothing, generator_of(self.smoothing, given.z.device), *given.data)
+        kept = self.backend.kept(z.shape[1:-1])
+        self.backend.keep(None if kept is None else kept.expand(self.smoothing.samples, *kept.shape))
         result = self.backend.jacobian(StepInputs(z, u, wrench, given.warm)).mean(0)
+        self.backend.keep(kept)
         return result if out is None else result_tensor(out, result.shape, result).copy_(result)
 
 

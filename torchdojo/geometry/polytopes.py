@@ -17,9 +17,10 @@ from torch import Tensor
 
 from torchdojo.geometry.hulls import Hull, convex_hull
 from torchdojo.geometry.shapes import Box, Capsule, Cylinder, Ellipsoid, Mesh, Shape, Sphere
+from torchdojo.parameters import differentiated
 from torchdojo.quaternion import rotate
 
-__all__ = ["Feature", "Polytope", "polytope_of"]
+__all__ = ["CoreSizes", "Feature", "Polytope", "polytope_of"]
 
 Array = NDArray[np.float64]
 SAME_PLANE = 1e-9  # 1 − cos between the normals of two triangles of one face
@@ -28,11 +29,19 @@ SIDES = 24  # of the prism that stands for a cylinder
 
 
 class Feature(NamedTuple):
-    """A corner (...,) of the nearest feature of a core, the unit direction (..., 3) of its edge, or zero, and its face (...,), or −1."""
+    """A corner (...,) of the nearest feature of a core, its edge (...,), or −1, and its face (...,), or −1."""
 
     corner: Tensor
-    direction: Tensor
+    edge: Tensor
     face: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class CoreSizes:
+    """The shape of a core whose sizes are differentiated (core_sizes.py). radius: of its edges, as in `polytope_of`."""
+
+    shape: Shape
+    radius: float | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +56,7 @@ class Polytope:
     outward: (E, 3) sum of both faces' normals.
     radius: [m].
     semi_axes, orientation: (3,) [m] and (4,) of an ellipsoid around the only corner, its center; None: a polytope.
+    sizes: of its shape, where they are differentiated (core_sizes.py); None: they are not.
     """
 
     vertices: Tensor
@@ -59,6 +69,7 @@ class Polytope:
     radius: float
     semi_axes: Tensor | None = None
     orientation: Tensor | None = None
+    sizes: CoreSizes | None = None
 
     @property
     def widest(self) -> int:
@@ -149,7 +160,8 @@ class Polytope:
         The feature that is nearest now is differentiated: a face, an edge or a corner. Inside, it is the face with the least depth.
         """
         with torch.no_grad():
-            corner, direction, face = self.feature(point.detach())
+            corner, edge, face = self.feature(point.detach())
+        direction = self._along(edge, point)
         offset = point - self.vertices.to(point)[corner]
         # The part of the offset that is across the edge remains; a corner has the direction 0, so all remains.
         across = offset - (offset * direction).sum(-1, keepdim=True) * direction
@@ -164,7 +176,7 @@ class Polytope:
 
     def project(self, point: Tensor, feature: Feature) -> tuple[Tensor, Tensor]:
         """The point (..., 3) of the line or plane of a feature that is nearest to points (..., 3), and its derivative (..., 3, 3)."""
-        base, direction = self.vertices.to(point)[feature.corner], feature.direction
+        base, direction = self.vertices.to(point)[feature.corner], self._along(feature.edge, point)
         nearest = base + ((point - base) * direction).sum(-1, keepdim=True) * direction
         within = direction[..., :, None] * direction[..., None, :]
         if not len(self.normals):
@@ -180,7 +192,7 @@ class Polytope:
         ends = self.vertices[self.edges]
         if not len(self.edges):
             nothing = torch.zeros(point.shape[:-1], dtype=torch.long)
-            return Feature(nothing, torch.zeros_like(point), nothing - 1)
+            return Feature(nothing, nothing - 1, nothing - 1)
         along = ends[:, 1] - ends[:, 0]
         offset = point[..., None, :] - ends[:, 0]  # (..., E, 3)
         t = ((offset * along).sum(-1) / (along * along).sum(-1)).clamp(0, 1)
@@ -188,17 +200,24 @@ class Polytope:
         edge = (apart * apart).sum(-1).argmin(-1)
         t = torch.gather(t, -1, edge[..., None]).squeeze(-1)
         corner = torch.where(t < 1, self.edges[edge, 0], self.edges[edge, 1])
-        unit = along / torch.linalg.vector_norm(along, dim=-1, keepdim=True)
-        inner = (t > 0) & (t < 1)
-        direction = torch.where(inner[..., None], unit[edge], 0.0)
+        edge = torch.where((t > 0) & (t < 1), edge, -1)
         if not len(self.normals):
-            return Feature(corner, direction, torch.full_like(corner, -1))
+            return Feature(corner, edge, torch.full_like(corner, -1))
         heights = point @ self.normals.T - self.offsets
         top, face = heights.max(-1)
         # A point above a face lies on the inner side of all its edges.
         beyond = (offset[..., None, :] * self.inward).sum(-1) < 0  # (..., E, 2)
         out = (beyond & (self.faces == face[..., None, None])).flatten(-2).any(-1)
-        return Feature(corner, direction, torch.where((top <= 0) | ~out, face, -1))
+        return Feature(corner, edge, torch.where((top <= 0) | ~out, face, -1))
+
+    def _along(self, edge: Tensor, like: Tensor) -> Tensor:
+        """Unit directions (..., 3) of edges (...,), in the dtype of `like`; zero without an edge."""
+        if not len(self.edges):
+            return torch.zeros_like(like)
+        ends = self.vertices.to(like)[self.edges]
+        along = ends[:, 1] - ends[:, 0]
+        unit = along / torch.linalg.vector_norm(along, dim=-1, keepdim=True)
+        return torch.where((edge >= 0)[..., None], unit[edge], 0.0)
 
 
 def polytope_of(shape: Shape, radius: float | None = None) -> Polytope:
@@ -208,16 +227,23 @@ def polytope_of(shape: Shape, radius: float | None = None) -> Polytope:
         radius: of shapes with corners [m]. Default: a hundredth of the smallest extent, from 0.1 to 1 mm.
 
     Raises:
-        ValueError: no such shape, or one too thin for its radius.
+        ValueError: no such shape, or one too thin for its radius. RuntimeError: sizes with tangents, or in a `torch.func` transform.
     """
-    position, orientation = shape.position.detach(), shape.orientation.detach()
+    sizes = _sizes_of(shape, radius)
+    core = _core_of(shape, radius)
+    return core if sizes is None else replace(core, sizes=sizes)
+
+
+def _core_of(shape: Shape, radius: float | None) -> Polytope:
+    """`polytope_of` without derivatives."""
+    position, orientation = shape.position.detach().clone(), shape.orientation.detach().clone()  # cores do not change with their shapes
     if isinstance(shape, Sphere):
-        return Polytope.of_points(position.numpy()[None], float(shape.radius))
+        return Polytope.of_points(position.numpy()[None], float(shape.radius.detach()))
     if isinstance(shape, Capsule):
-        half = torch.tensor([[0.0, 0.0, -0.5], [0.0, 0.0, 0.5]], dtype=torch.float64) * float(shape.length)
-        return Polytope.of_points((position + rotate(orientation, half)).numpy(), float(shape.radius))
+        half = torch.tensor([[0.0, 0.0, -0.5], [0.0, 0.0, 0.5]], dtype=torch.float64) * float(shape.length.detach())
+        return Polytope.of_points((position + rotate(orientation, half)).numpy(), float(shape.radius.detach()))
     if isinstance(shape, Ellipsoid):
-        return Polytope.of_ellipsoid(position.numpy(), shape.semi_axes.detach(), orientation)
+        return Polytope.of_ellipsoid(position.numpy(), shape.semi_axes.detach().clone(), orientation)
     if radius is not None and not 0 < radius < np.inf:
         raise ValueError(f"near contacts: got radius={radius!r}; allowed: positive lengths [m]")
     if isinstance(shape, Box):
@@ -225,10 +251,10 @@ def polytope_of(shape: Shape, radius: float | None = None) -> Polytope:
         edge_radius = _rounding_of(shape, float(size.min()), radius)
         points = Box(size - 2 * edge_radius).contact_points()[0]
     elif isinstance(shape, Cylinder):
-        edge_radius = _rounding_of(shape, min(2 * float(shape.radius), float(shape.length)), radius)
+        edge_radius = _rounding_of(shape, min(2 * float(shape.radius.detach()), float(shape.length.detach())), radius)
         turn = 2 * torch.pi * torch.arange(SIDES, dtype=torch.float64) / SIDES
-        ring = (float(shape.radius) - edge_radius) * torch.stack((turn.cos(), turn.sin()), -1)
-        half_length = 0.5 * float(shape.length) - edge_radius
+        ring = (float(shape.radius.detach()) - edge_radius) * torch.stack((turn.cos(), turn.sin()), -1)
+        half_length = 0.5 * float(shape.length.detach()) - edge_radius
         points = torch.cat([torch.cat((ring, torch.full((SIDES, 1), z, dtype=torch.float64)), -1) for z in (-half_length, half_length)])
     elif isinstance(shape, Hull | Mesh):
         corners = shape.vertices.detach().numpy()
@@ -238,6 +264,22 @@ def polytope_of(shape: Shape, radius: float | None = None) -> Polytope:
         kind = type(shape).__name__
         raise ValueError(f"near contacts: got {kind}; allowed: Sphere, Capsule, Box, Cylinder, Ellipsoid, Hull, and Mesh for its hull")
     return Polytope.of_points((position + rotate(orientation, points)).numpy(), edge_radius)
+
+
+def _sizes_of(shape: Shape, radius: float | None) -> CoreSizes | None:
+    """The sizes of a shape that are differentiated; None if none are.
+
+    Raises:
+        RuntimeError: sizes with tangents, or inside of a `torch.func` transform.
+    """
+    numbers = [value for value in vars(shape).values() if isinstance(value, Tensor) and value.is_floating_point()]
+    asked = [value for value in numbers if differentiated(value)]
+    if any(not value.requires_grad for value in asked) or any(torch._C._functorch.is_functorch_wrapped_tensor(value) for value in asked):
+        raise RuntimeError(
+            f"near contacts: got a {type(shape).__name__} whose numbers are differentiated in forward mode or by torch.func; allowed: "
+            "reverse mode, .backward() or torch.autograd.grad"
+        )
+    return CoreSizes(shape, radius) if asked else None
 
 
 def eroded(points: Array, depth: float) -> Array:

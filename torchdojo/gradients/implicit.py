@@ -38,7 +38,7 @@ from torchdojo.solver.interior_point import solve_step
 from torchdojo.solver.options import Status
 from torchdojo.state.unknowns import NUM_DATA, ParameterSpec
 
-__all__ = ["StepFunction", "StepTangentFunction"]
+__all__ = ["SolvedStepFunction", "StepFunction", "StepTangentFunction"]
 
 
 class StepFunction(torch.autograd.Function):
@@ -101,6 +101,27 @@ class StepFunction(torch.autograd.Function):
         aligned = align(specs, dims, values)
         warm, data = (None, aligned) if warm_start is None else (aligned[0], aligned[1:])
         return StepFunction.apply(system, request, warm, *data), (0, 0, 0)
+
+
+class SolvedStepFunction(torch.autograd.Function):
+    """(system, request, w, status, z, u, wrench, *parameters) -> `StepFunction`'s w at a solution that is known, (..., num_unknowns)."""
+
+    @staticmethod
+    def forward(system: System, request: Request, w: Tensor, status: Tensor, *tensors: Tensor) -> Tensor:
+        return torch.cat((w, w.new_zeros(*w.shape[:-1], request.num_shifts(system))), -1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.system, ctx.request, _, status, *tensors = inputs
+        save(ctx, output, status, *tensors)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad_w: Tensor) -> tuple[Tensor | None, ...]:
+        needs = tuple(ctx.needs_input_grad[4:])
+        if not any(needs):
+            return (None,) * (4 + len(needs))
+        return (None, None, None, None, *StepAdjointFunction.apply(ctx.system, ctx.request, needs, grad_w, *ctx.saved_tensors))
 
 
 class StepAdjointFunction(torch.autograd.Function):

@@ -23,7 +23,6 @@ from torchdojo.elements.couplings import JointCoupling, JointLock, SumCoupling
 from torchdojo.elements.curves import CURVES
 from torchdojo.elements.joint_cones import JointElement
 from torchdojo.elements.joints import StandardJoint
-from torchdojo.elements.near_contact import NearContact
 from torchdojo.elements.servo import SERVO
 from torchdojo.elements.string_coupling import StringCoupling
 from torchdojo.elements.tendon import Tendon
@@ -56,8 +55,6 @@ def unsupported(system: System) -> str | None:
             return f"{name}, a {group.cls.__name__}, is not a built-in joint, coupling, tendon or contact"
         if isinstance(group.template, Tendon | StringCoupling):
             reason = unsupported_tendon(group.template, _JOINTS)
-            if reason is None and any(isinstance(other.template, NearContact) for other in system.groups):
-                reason = "a tendon or a coupling of strings beside near contacts"
             if reason is not None:
                 return f"{name}: {reason}"
         if isinstance(group.template, LinearContact) and group.template.facets > MOST_FACETS:

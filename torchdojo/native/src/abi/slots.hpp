@@ -40,6 +40,7 @@ public:
         std::vector<int32_t> starts{m.num_parameters}, output(m.num_unknowns, -1);
         for (const ContactTable &contact : m.contacts) starts.push_back(contact.parameters);
         for (const CouplingTable &coupling : m.couplings) starts.push_back(coupling.parameters);
+        for (const TendonTable &tendon : m.tendons) starts.push_back(tendon.parameters);
         std::sort(starts.begin(), starts.end());
         for (int k = 0; k < m.num_impulses; ++k) output[m.impulses[k]] = k;
         std::map<std::array<int32_t, 10>, std::vector<int32_t>> alike;
@@ -314,6 +315,13 @@ inline void move_elements(Tables &m, const std::vector<int32_t> &w, const std::v
         move_places(p, coupling.parameters);
     }
     for (CouplingEndTable &end : m.coupling_ends) move_places(p, end.coefficient);
+    for (TendonTable &tendon : m.tendons) {
+        move_places(w, tendon.row);
+        move_places(p, tendon.parameters, tendon.offset);
+    }
+    for (TendonTable &string : m.strings) move_places(p, string.offset);
+    for (rows::TendonPart &part : m.tendon_parts)
+        move_places(p, part.start, part.end, part.divisor, part.center, part.turn, part.radius, part.side);
 }
 
 // Moves the blocks of the matrix, and returns the schedule of the part.
@@ -327,6 +335,7 @@ inline std::vector<int32_t> move_blocks(Tables &m, const MechanismTable &whole) 
     for (const PairTable &pair : m.pairs) mark(pair.body_other, pair.other_body);
     for (const CouplingEndTable &end : m.coupling_ends)
         for (int k = 0; k < 2; ++k) mark(end.body_coupling[k], end.coupling_body[k]);
+    for (const int32_t block : m.tendon_blocks) mark(block);
     std::vector<int32_t> place;
     std::vector<int32_t> schedule = reduced_schedule(whole.schedule, present, place);
     for (BodyTable &body : m.bodies) move_places(place, body.diagonal);
@@ -336,6 +345,7 @@ inline std::vector<int32_t> move_blocks(Tables &m, const MechanismTable &whole) 
     for (CouplingTable &coupling : m.couplings) move_places(place, coupling.diagonal);
     for (CouplingEndTable &end : m.coupling_ends)
         for (int k = 0; k < 2; ++k) move_places(place, end.body_coupling[k], end.coupling_body[k]);
+    for (int32_t &block : m.tendon_blocks) move_places(place, block);
     m.fill.clear();
     for (const Fill &block : whole.fill)
         if (place[block.offset] >= 0) m.fill.push_back({place[block.offset], block.count});
