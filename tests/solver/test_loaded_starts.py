@@ -15,10 +15,10 @@ FORCES = [300.0, 260.0]  # [N] of antagonists: impulses of 3 N·s in a step
 def pendulum(strings: bool, backend: str) -> td.Mechanism:
     """A link on a hinge with limits, with or without two strings that pull it to either side."""
     hinge = td.Revolute(None, "link", axis=(0, 0, 1), child_anchor=(-0.15, 0, 0), limits=(-1.5, 1.5))
-    tendons = {
-        name: td.SpatialTendon([td.Site(None, (-0.1, side, 0)), td.Site(None, (0, side, 0)), td.Site("link", (-0.05, side, 0))], actuated=True)
-        for name, side in (("left", 0.04), ("right", -0.04))
-    }
+    tendons = {}
+    for name, side in (("left", 0.04), ("right", -0.04)):
+        points = [td.Site(None, (-0.1, side, 0)), td.Site(None, (0, side, 0)), td.Site("link", (-0.05, side, 0))]
+        tendons[name] = td.SpatialTendon(points, actuated=True)
     bodies = {"link": td.Body(1.9, (0.0015, 0.0136, 0.0136))}
     mech = td.Mechanism(bodies, {"hinge": hinge}, tendons=tendons if strings else {}, timestep=0.01)
     mech.options = dataclasses.replace(mech.options, kappa=1e-4, backend=backend)

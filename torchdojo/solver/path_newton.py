@@ -46,7 +46,7 @@ __all__ = ["newton_on_path", "onto_path"]
 # The kernel gets these constants from native/tables.py, so that kernel and reference take the same decisions.
 NEAR_RESIDUAL, NEAR_ITERATIONS = 1e-2, 20  # an attempt at κ itself may go on for so long if all equations are violated by less than this
 PATH_SHRINK = 0.1  # factor by which κ goes down in an iteration …
-PATH_RESIDUAL = 1.0  # … where the largest violation of an equation is below this; at a cold start, without impulses of tendons (`_unloaded`)
+PATH_RESIDUAL = 1.0  # … where the largest violation of an equation is below this, at a cold start without tendons (`_unloaded`)
 # From a larger κ, the line search halves a step that enlarges the largest violation. In the first EARLY_ITERATIONS it allows a growth of
 # EARLY_GROWTH, and a violation of EARLY_GROWTH times PATH_RESIDUAL. It halves PATH_HALVINGS times at most, because full steps pass most
 # kinks. Boxes that come to lie flat turn the lever of their contact from end to end within 2 mrad. Steps go back and forth across that
