@@ -133,11 +133,10 @@ def newton_on_path(
     """
     residual_tol, path_tol = options.tolerances(start.dtype)
     kappa = options.kappa
-    count = len(start)
-    status = torch.full((count,), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=start.device)
+    status = torch.full((len(start),), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=start.device)
     iterations = torch.zeros_like(status)
-    index = torch.arange(count, device=start.device)
-    kappas = torch.as_tensor(kappa if level is None else level, dtype=start.dtype, device=start.device).expand(count).clamp_min(kappa)
+    index = torch.arange(len(start), device=start.device)
+    kappas = torch.as_tensor(kappa if level is None else level, dtype=start.dtype, device=start.device).expand(len(start)).clamp_min(kappa)
     if level is None:
         start = forecast_flight(problem, start, kappa)
     point = onto_path(problem, start, kappas)
