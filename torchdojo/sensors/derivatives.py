@@ -32,6 +32,17 @@ __all__ = ["sensor_derivatives"]
 TOGETHER = 16384
 
 
+class _Caller(torch.nn.Module):
+    """Methods of a mechanism as those of a module, whose parameters `torch.func.functional_call` replaces."""
+
+    def __init__(self, mech: Any) -> None:
+        super().__init__()
+        self.mech = mech
+
+    def forward(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return getattr(self.mech, method)(*arguments, **options)
+
+
 class _Reader:
     """The sensors as a function of what a step starts from and gives."""
 
@@ -43,13 +54,20 @@ class _Reader:
         driven = z.new_zeros(size) if driven is None else driven.detach()
         self.batch = solved.z.shape[:-1]
         self.z, self.driven = z.detach().expand(*self.batch, z.shape[-1]), driven.expand(*self.batch, size)
+        self.numbers = {f"mech.{name}": value.detach() for name, value in mech.named_parameters() if value.requires_grad}
         self.arguments = self.z, self.driven, solved.z.detach(), solved.impulses.detach()
 
     def read(self, z: Tensor, inputs: Tensor, after: Tensor, impulses: Tensor) -> Tensor:
         """y (..., m)."""
         out = SimpleNamespace(z=after, impulses=impulses)
         options: dict[str, Any] = {self.key: inputs, "wrench": self.given.wrench, "time": self.given.time, "repeat": self.given.repeat}
-        return self.mech.read_sensors(z, out, names=self.names, **options)
+        return self._call("read_sensors", z, out, names=self.names, **options)
+
+    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """A method of the mechanism whose numbers are held: beside their gradients, the kernel reads no sensors."""
+        if not self.numbers:
+            return getattr(self.mech, method)(*arguments, **options)
+        return torch.func.functional_call(_Caller(self.mech), self.numbers, (method, *arguments), options)
 
     def gradients(self, count: int) -> list[Tensor]:
         """Gradients of all `count` numbers by the arguments, (..., count, size of the argument) each."""
@@ -71,20 +89,16 @@ class _Reader:
 
     def through_step(self, by_after: Tensor, by_impulses: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
         """Products of rows (k, ..., 13 nb) and (k, ..., n) with the derivatives of z⁺ and impulses by z, (k, ..., 13 nb), and by inputs."""
-        mech, step_options = self.mech, self.given
+        step_options = {"repeat": self.given.repeat, "wrench": self.given.wrench, **options}
         with torch.enable_grad():
             leaves = [value.clone().requires_grad_() for value in (self.z, self.driven)]
-            out = mech.step(leaves[0], **{self.key: leaves[1]}, repeat=step_options.repeat, wrench=step_options.wrench, **options)
+            out = self._call("step", leaves[0], **{self.key: leaves[1]}, **step_options)
 
             def pull(after: Tensor, impulses: Tensor) -> tuple[Tensor, Tensor]:
                 outputs, rows = (out.z, out.impulses), (after, impulses)
                 by_state, by_inputs = torch.autograd.grad(outputs, leaves, rows, retain_graph=True, materialize_grads=True)
                 return by_state, by_inputs
 
-            if step_options.ctrl is not None and any(number.requires_grad for number in mech.stacked_parameters()):
-                # The law of actuators in the kernel takes no batch of cotangents beside gradients by numbers.
-                by_state, by_inputs = zip(*(pull(*row) for row in zip(by_after, by_impulses, strict=True)), strict=True)
-                return torch.stack(by_state), torch.stack(by_inputs)
             together = max(1, TOGETHER // max(1, self.batch.numel()))
             return torch.vmap(pull, chunk_size=together)(by_after, by_impulses)
 
