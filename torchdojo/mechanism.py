@@ -390,7 +390,7 @@ class Mechanism(TendonSpace, Sensing):
         if sensors is False:
             return solved
         reading = ReadingGiven(None, u, ctrl, wrench, repeat=repeat)
-        kept = {"warm_start": warm_start, "grad_kappa": grad_kappa}
+        kept: dict[str, Any] = {"warm_start": warm_start, "grad_kappa": grad_kappa}
         y, C, D = sensor_derivatives(self, z, reading, None if sensors is True else sensors, solved, **kept)
         return solved._replace(y=y, C=C, D=D)
 

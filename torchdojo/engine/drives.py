@@ -28,6 +28,7 @@ from torchdojo.elements.tendon_paths import Frame
 from torchdojo.engine.backend import Trajectory
 from torchdojo.engine.delays import Delays, side_by_side
 from torchdojo.engine.drive_inverse import InverseDrives
+from torchdojo.engine.drive_linearization import LinearizedDrives
 from torchdojo.engine.drive_tables import Table, has_tensors, numbers_of, ordered
 from torchdojo.engine.drive_targets import check_frames, check_target, on_coordinate, resolved, transmission, warn_of_short_rod
 from torchdojo.engine.driven import lower_drives
@@ -156,7 +157,7 @@ class DriveTrajectory(NamedTuple):
     force: Tensor
 
 
-class Drives(InverseDrives):
+class Drives(InverseDrives, LinearizedDrives):
     """The drives of a mechanism, by name: ``mech.drives = td.Drives(mech, {...})``, then ``mech.drives.rollout(z, ctrl)``.
 
     Controls (..., n) and forces are in the order of `names`, activations (..., na) in the order of `carried`: those of `activated`, then
