@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchdojo.sensors.derivatives import sensor_derivatives
-from torchdojo.sensors.reading import Given
 from torchdojo.state.layout import TANGENT_SIZE
 
 __all__ = ["DriveLinearization", "LinearizedDrives", "law_slopes"]
@@ -115,8 +113,7 @@ class LinearizedDrives:
         result = DriveLinearization(solved.z.to(dtype), after, A, B, solved.status, solved.iterations, solved.solution)
         if sensors is False:
             return result
-        reading = Given(None, u, None, total)
-        y, C, *D = sensor_derivatives(mech, z, reading, None if sensors is True else sensors, solved, by_wrench=pushed, **options)
+        y, C, *D = mech._sensor_derivatives(z, sensors, solved, {"u": u, "wrench": total}, by_wrench=pushed, **options)
         by_act, by_ctrl = chained(C, torch.cat(D, dim=-1))
         return result._replace(y=y, C=by_act, D=by_ctrl)
 
