@@ -5,7 +5,7 @@ Four muscles pull at the two joints of `td.envs.MuscleArm` ("joints"), or at fou
 has seven joints and eight strings around cylinders with sides. The arms without make the same motion under given torques.
 
 CPU time of one thread. Both alternate call by call, so that other load falls on both alike. A ratio is the median over all pairs. Steps and
-rollouts show their Newton iterations a step, too: muscles along strings load the joints, so that cold steps may need one more.
+rollouts show their Newton iterations a step, too.
 """
 
 from __future__ import annotations

@@ -390,10 +390,15 @@ class Mechanism(TendonSpace, Sensing):
         solved = linearize.linearize(self.backends, self.options, z, u, ctrl, of_call)
         if sensors is False:
             return solved
-        reading = ReadingGiven(None, u, ctrl, wrench, repeat=repeat)
-        kept = {"warm_start": warm_start, "grad_kappa": grad_kappa}
-        y, C, D = sensor_derivatives(self, z, reading, None if sensors is True else sensors, solved, **kept)
+        reading = {"u": u, "ctrl": ctrl, "wrench": wrench, "repeat": repeat}
+        y, C, D = self._sensor_derivatives(z, sensors, solved, reading, warm_start=warm_start, grad_kappa=grad_kappa)
         return solved._replace(y=y, C=C, D=D)
+
+    def _sensor_derivatives(
+        self, z: Tensor, sensors: bool | Sequence[str], solved: Linearization, reading: dict[str, Any], **options: Any
+    ) -> tuple[Tensor, ...]:
+        """`sensor_derivatives` of a step, also for drives, whose floor is below the sensors'."""
+        return sensor_derivatives(self, z, ReadingGiven(**reading), None if isinstance(sensors, bool) else sensors, solved, **options)
 
     @in_float64
     def linearize_minimal(

@@ -58,8 +58,11 @@ def written(folder: Path) -> Path:
     return path
 
 
-def compare(mech: td.Mechanism, model: mujoco.MjModel) -> None:
-    """The actuators of a model with the drives of these names of a mechanism, whose bodies have the same axes."""
+def compare(mech: td.Mechanism, model: mujoco.MjModel, between_sites: tuple[str, ...] = ()) -> None:
+    """The actuators of a model with the drives of these names of a mechanism, whose bodies have the same axes.
+
+    between_sites: those that have a length in the model alone.
+    """
     drives, given = mech.drives, [model.actuator(i).name for i in range(model.nu)]
     order = [drives.names.index(name) for name in given]
     for seed in range(10):
@@ -71,6 +74,7 @@ def compare(mech: td.Mechanism, model: mujoco.MjModel) -> None:
         z = with_velocities(mech, model, data, z)
         control[order] = ctrl(data)
         force = drives.forces(control, none(drives), z)
+        data.actuator_length[[model.actuator(name).id for name in between_sites]] = 0.0
         ours = (*drives.measure(z), force)
         for value, theirs in zip(ours, (data.actuator_length, data.actuator_velocity, data.actuator_force), strict=True):
             assert np.abs(value[order].numpy() - theirs).max() < TOLERANCE
@@ -97,13 +101,18 @@ def test_lengths_velocities_moments_and_forces_are_mujocos(tmp_path: Path) -> No
 
 
 def test_a_written_file_has_the_same_laws(tmp_path: Path) -> None:
-    """Balls become hinges, so that their actuators have sites. Forces on a body beside its center are left out, since they turn it."""
+    """Actuators of balls have their joints, or sites where balls become hinges. A force on a body beside its center acts between sites.
+
+    One whose law reads the length is left out, since sites have a length and free joints have none.
+    """
     mech = quiet(written(tmp_path))
-    text, left_out = write_mjcf(mech)
-    assert left_out == ["drives.wrench", "drives.in world"]
-    model = mujoco.MjModel.from_xml_string(text)
-    assert {model.actuator(i).name for i in range(model.nu)} == set(mech.drives.names) - {"wrench", "in world"}
-    compare(mech, model)
+    for balls in (True, False):
+        text, left_out = write_mjcf(mech, balls=balls)
+        assert left_out == ["drives.wrench"]
+        assert ('joint="ball"' in text, 'jointinparent="ball"' in text) == (balls, balls)
+        model = mujoco.MjModel.from_xml_string(text)
+        assert {model.actuator(i).name for i in range(model.nu)} == set(mech.drives.names) - {"wrench"}
+        compare(mech, model, between_sites=("in world",))
 
 
 def test_torques_of_a_ball_balance(tmp_path: Path) -> None:

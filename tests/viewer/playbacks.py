@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import torch
 
 import torchdojo as td
 from torchdojo.viewer import Part, Playback, Scene
 
+LINK = {"mass": 0.5, "inertia": (4e-3, 4e-3, 4e-4), "shape": td.Capsule(0.02, 0.26)}
 RED = (0.9, 0.05, 0.05, 1.0)
 
 
@@ -68,3 +70,21 @@ def surface_points(playback: Playback, frame: int) -> np.ndarray:
 
 def _rotated(q: np.ndarray, points: np.ndarray) -> np.ndarray:
     return points + 2 * np.cross(q[1:], np.cross(q[1:], points) + q[0] * points)
+
+
+def strung() -> tuple[td.Mechanism, torch.Tensor]:
+    """Two links that bend over 30 frames, a string around the elbow that branches behind a pulley, and one without surfaces."""
+    mech = td.Mechanism(
+        {"upper": td.Body(**LINK), "lower": td.Body(**LINK)},
+        {
+            "shoulder": td.Revolute(None, "upper", axis=(0, 1, 0), child_anchor=(0, 0, 0.15)),
+            "elbow": td.Revolute("upper", "lower", axis=(0, 1, 0), parent_anchor=(0, 0, -0.15), child_anchor=(0, 0, 0.15)),
+        },
+    )
+    along_y = (0.7071067811865476, -0.7071067811865476, 0.0, 0.0)
+    pin = td.Wrap(td.Site("upper", (0, 0, -0.15), along_y), 0.04, "cylinder", side=td.Site("upper", (0.1, 0.0, -0.15)))
+    upper, lower, hand = td.Site("upper", (0.03, 0.01, 0.05)), td.Site("lower", (0.03, -0.01, 0.09)), td.Site("lower", (0, 0, -0.1))
+    mech.tendons["biceps"] = td.SpatialTendon([upper, pin, lower, td.Pulley(2.0), td.Site(None, (0.2, 0, 0)), hand], damping=1.0)
+    mech.tendons["straight"] = td.SpatialTendon([upper, hand], damping=1.0)
+    q = torch.stack((torch.linspace(0.0, 0.5, 30), torch.linspace(-1.4, 1.0, 30)), dim=-1).double()
+    return mech, mech.to_maximal(q, torch.zeros_like(q))

@@ -1,37 +1,13 @@
-"""Tendons in playbacks, pages and files: points along strings and around surfaces, and loads that color them."""
+"""Tendons in playbacks, pages, videos and files: points along strings and around surfaces, and loads that color them."""
 
 import numpy as np
 import pytest
 import torch
 from browser import chromium, opened, picture
+from playbacks import strung
 
-import torchdojo as td
 from torchdojo.geometry.wrapping import arc_points, wrap
-from torchdojo.viewer import Playback, load_playbacks, save_playbacks, write_page
-
-LINK = {"mass": 0.5, "inertia": (4e-3, 4e-3, 4e-4), "shape": td.Capsule(0.02, 0.26)}
-
-
-def arm():
-    """Two links, a string around the elbow that branches behind a pulley, and one without surfaces."""
-    mech = td.Mechanism(
-        {"upper": td.Body(**LINK), "lower": td.Body(**LINK)},
-        {
-            "shoulder": td.Revolute(None, "upper", axis=(0, 1, 0), child_anchor=(0, 0, 0.15)),
-            "elbow": td.Revolute("upper", "lower", axis=(0, 1, 0), parent_anchor=(0, 0, -0.15), child_anchor=(0, 0, 0.15)),
-        },
-    )
-    along_y = (0.7071067811865476, -0.7071067811865476, 0.0, 0.0)
-    pin = td.Wrap(td.Site("upper", (0, 0, -0.15), along_y), 0.04, "cylinder", side=td.Site("upper", (0.1, 0.0, -0.15)))
-    upper, lower, hand = td.Site("upper", (0.03, 0.01, 0.05)), td.Site("lower", (0.03, -0.01, 0.09)), td.Site("lower", (0, 0, -0.1))
-    mech.tendons["biceps"] = td.SpatialTendon([upper, pin, lower, td.Pulley(2.0), td.Site(None, (0.2, 0, 0)), hand], damping=1.0)
-    mech.tendons["straight"] = td.SpatialTendon([upper, hand], damping=1.0)
-    return mech
-
-
-def moving(mech):
-    q = torch.stack((torch.linspace(0.0, 0.5, 30), torch.linspace(-1.4, 1.0, 30)), dim=-1).double()
-    return mech.to_maximal(q, torch.zeros_like(q))
+from torchdojo.viewer import Playback, load_playbacks, save_playbacks, video, write_page
 
 
 @pytest.mark.parametrize("cylinder", [False, True])
@@ -55,8 +31,7 @@ def test_points_of_arcs_are_on_the_surface_and_as_long_as_the_arc(cylinder):
 
 def test_routes_are_as_long_as_tendons():
     """0.4 mm: eight chords of an arc of up to 2 rad around 4 cm are shorter by r θ³/(24 · 8²) = 0.2 mm."""
-    mech = arm()
-    z = moving(mech)
+    mech, z = strung()
     routes, lengths = mech.tendon_routes(z), mech.tendon_lengths(z)
     assert list(routes) == ["biceps", "straight"] and routes["straight"].shape == (30, 2, 3)
     parts = torch.linalg.vector_norm(routes["biceps"].diff(dim=-2), dim=-1)
@@ -67,8 +42,7 @@ def test_routes_are_as_long_as_tendons():
 
 
 def test_playbacks_and_files_have_strings_and_loads(tmp_path):
-    mech = arm()
-    z = moving(mech)
+    mech, z = strung()
     playback = Playback.of(mech, z, loads={"biceps": torch.linspace(0, 5, 29)})
     assert playback.strings["biceps"].shape == (30, 14, 3) and playback.loads["biceps"].shape == (30,) and playback.loads["biceps"][1] == 0
     (again,) = load_playbacks(save_playbacks(tmp_path / "arm.npz", playback))
@@ -85,9 +59,18 @@ def test_playbacks_and_files_have_strings_and_loads(tmp_path):
 
 def test_page_shows_strings_in_the_color_of_their_load(tmp_path):
     """The straight string is red at its largest load and blue without one; NaN between branches draws nothing, and no error is written."""
-    mech = arm()
-    playback = Playback.of(mech, moving(mech), loads={"straight": np.linspace(0, 5, 30)})
+    mech, z = strung()
+    playback = Playback.of(mech, z, loads={"straight": np.linspace(0, 5, 30)})
     with chromium() as browser, opened(browser, write_page(playback, tmp_path / "arm.html")) as page:
         pictures = [picture(page, float(playback.times[frame])) for frame in (1, 29)]
     red, blue = ([(image[..., c] - image[..., 2 - c] > 60).sum() for image in pictures] for c in (0, 2))
     assert blue[0] > 30 + blue[1] and red[1] > 30 + red[0], (red, blue)
+
+
+def test_strings_of_a_gap_and_of_branches_are_not_drawn():
+    playback = Playback.of(*strung())
+    points = next(points for points in playback.strings.values() if np.isnan(points).any())
+    pieces = len(points[0]) - 1
+    drawn = list(video._cords(playback, np.zeros(3), 0, 0, True))
+    assert 0 < len(drawn) < pieces + 1
+    assert all(np.isfinite(np.concatenate(cord[:2])).all() for cord in drawn)

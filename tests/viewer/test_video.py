@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from playbacks import ball, quadruped, surface_points, with_gap
+import torch
+from playbacks import ball, quadruped, strung, surface_points, with_gap
 
 from torchdojo.viewer import Playback, renderer
-from torchdojo.viewer.stage import grid_offsets, track
+from torchdojo.viewer.stage import Camera, grid_offsets, track
 from torchdojo.viewer.video import VIEW, draw_frames, picture_times, write_video
 
 SIZE = (160, 120)
@@ -125,6 +126,20 @@ def test_forces_are_arrows() -> None:
     loaded = replace(playback, contact_points=points, contact_forces=forces)
     with_arrows, without = (list(draw_frames(loaded, size=SIZE, fps=10.0, forces=shown)) for shown in (True, False))
     assert not red(without[1]).any() and red(with_arrows[1]).sum() > 3 and not red(with_arrows[0]).any()
+
+
+def test_strings_have_the_color_of_their_load() -> None:
+    mech, z = strung()
+    load = torch.linspace(0.0, 3.0, len(z))
+    loaded = Playback.of(mech, z, loads={"biceps": load, "straight": load})
+    bare, plain = replace(loaded, strings={}, loads={}), replace(loaded, loads={})
+    options = {"size": (320, 240), "fps": 10.0, "view": Camera((0.0, 0.0, 0.0), distance=1.2), "forces": False}
+    pictures = [[picture.astype(float) for picture in draw_frames(given, **options)] for given in (bare, plain, loaded)]
+    changed = [[np.abs(picture - empty).sum(-1) > 60 for picture, empty in zip(shown, pictures[0], strict=True)] for shown in pictures[1:]]
+    assert min(mask.sum() for masks in changed for mask in masks) > 50
+    # At the start without tension, blue, and at the end with the largest one, red.
+    first, last = ((pictures[2][k][changed[1][k]]).mean(0) for k in (0, -1))
+    assert first[2] > first[0] + 20 and last[0] > last[2] + 20
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,8 @@ from torchdojo.elements.actuator_laws import DYNAMICS, FORCES, Dynamics, Force
 from torchdojo.elements.tendon_paths import Frame
 from torchdojo.engine.backend import Trajectory
 from torchdojo.engine.delays import Delays, side_by_side
+from torchdojo.engine.drive_inverse import InverseDrives
+from torchdojo.engine.drive_linearization import LinearizedDrives
 from torchdojo.engine.drive_tables import Table, has_tensors, numbers_of, ordered
 from torchdojo.engine.drive_targets import check_frames, check_target, on_coordinate, resolved, transmission, warn_of_short_rod
 from torchdojo.engine.driven import lower_drives
@@ -155,7 +157,7 @@ class DriveTrajectory(NamedTuple):
     force: Tensor
 
 
-class Drives:
+class Drives(InverseDrives, LinearizedDrives):
     """The drives of a mechanism, by name: ``mech.drives = td.Drives(mech, {...})``, then ``mech.drives.rollout(z, ctrl)``.
 
     Controls (..., n) and forces are in the order of `names`, activations (..., na) in the order of `carried`: those of `activated`, then
@@ -284,22 +286,27 @@ class Drives:
         self._check_size("ctrl", ctrl, len(self.names))
         self._check_size("act", act, self.num_activations)
         table = self._numbers
-        lengths, velocities = self.measure(z)
         source = table.ctrl.clip(self._delays.arrived(ctrl, act))
         if self.activated:
             activations = act[..., : len(self.activated)]
             if bool(self._early.any()):
                 activations = torch.where(self._early, self.advance(ctrl, act)[..., : len(self.activated)], activations)
             source = side_by_side(source, activations)[..., self._source]
+        gain, bias = self._gain_and_bias(z)
+        return table.force.clip(gain * source + bias)
+
+    def _gain_and_bias(self, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Force of each drive per activation or control, and without, (..., n); zeros for drives of `mech.actuators`."""
+        lengths, velocities = self.measure(z)
         parts: tuple[list[tuple[list[int], Tensor]], ...] = ([], [])
-        for part, groups, name in zip(parts, (table.gain, table.bias), ("gain", "bias"), strict=True):
+        for part, groups, name in zip(parts, (self._numbers.gain, self._numbers.bias), ("gain", "bias"), strict=True):
             for group in groups:
                 motion = lengths[..., group.places], velocities[..., group.places]
                 part.append((group.places, getattr(FORCES[group.law], name)(*motion, group.numbers, group.lengths, group.acc0)))
             if self._others:
-                part.append((self._others, source.new_zeros(len(self._others))))
+                part.append((self._others, z.new_zeros(len(self._others))))
         gain, bias = (ordered(part) for part in parts)
-        return table.force.clip(gain * source + bias)
+        return gain, bias
 
     def inputs(self, ctrl: Tensor, act: Tensor, z: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         """u (..., nu), wrench (..., 6 nb) of drives at sites, cranks and contacts or None, and the forces (..., n)."""

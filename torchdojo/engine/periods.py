@@ -81,5 +81,6 @@ def refuse_drives(structure: Structure, ctrl: object) -> None:
     if drives is not None and (not size or (isinstance(ctrl, Tensor) and ctrl.shape[-1:] == (len(drives.names),) != (size,))):
         raise ValueError(
             f"ctrl: got controls of mech.drives, {list(drives.names)}, whose activations these steps do not carry; allowed: those of "
-            f"mech.actuators, {size} of them; use mech.drives.step(z, ctrl, act) or mech.drives.rollout(z, ctrl, act)"
+            f"mech.actuators, {size} of them; use mech.drives.step(z, ctrl, act) or mech.drives.rollout(z, ctrl, act), "
+            "and mech.drives.linearize(z, ctrl, act) for derivatives"
         )

@@ -107,7 +107,7 @@ class MuJoCoRobots:
         """The specification without what refers to actuators, on a ground."""
         mujoco = self.mujoco
         if file is None:
-            text, left_out = write_mjcf(self.env.mech, self.env.name or "robot")
+            text, left_out = write_mjcf(self.env.mech, self.env.name or "robot", balls=False)  # each coordinate has a joint
             if missing := [name for name in left_out if not name.startswith(REPLACED)]:
                 more = f", and {len(missing) - NAMES} more" if len(missing) > NAMES else ""
                 _note(f"MuJoCo's robot lacks {', '.join(missing[:NAMES])}{more}")

@@ -131,7 +131,7 @@ class _Call:
         batch = shapes[0]
         if not all(shape == batch or not shape for shape in shapes):
             batch = broadcast_shapes(*shapes)
-        self.batch, self.periods = batch, 1 if single else ctrl.shape[-2]
+        self.batch, self.single, self.periods = batch, single, 1 if single else ctrl.shape[-2]
         self.steps = self.periods * request.repeat
         self.packed = parameters.packed if parameters.shared else parameters.rows(batch)[1]
         self.options, self.kernel = kernel_options(request, torch.get_num_threads()), kernel_library()
@@ -139,7 +139,8 @@ class _Call:
         def flat(tensor: Tensor, ndim: int = 1) -> Tensor:
             shape = tensor.shape
             places = len(shape) - ndim
-            return (tensor if shape[:places] == batch else tensor.expand(*batch, *shape[places:])).contiguous()
+            spread = tensor if shape[:places] == batch else tensor.expand(*batch, *shape[places:])
+            return spread if spread.is_contiguous() else spread.contiguous()
 
         self.given = flat(z), flat(ctrl, inner), flat(act), None if wrench is None else flat(wrench), None if warm is None else flat(warm)
         self.values, values = table.spread(batch), self.packed.values
@@ -170,11 +171,11 @@ class _Call:
         """Results of `stored` steps or periods go into states, act and counts, and as many `solutions` into w.
 
         Args:
-            states: (..., stored, 13 nb), or (..., 1 + stored, 13 nb) behind the state at the start.
+            states: (..., stored, 13 nb) of one period, or without the dimension of 1; (..., 1 + stored, 13 nb) of many, behind the start.
         """
         arguments = self.arguments
         arguments.every, arguments.w_steps, arguments.w = self.steps // stored, solutions, w.data_ptr()
-        arguments.z, arguments.z_stride = behind_start(states, stored)
+        arguments.z, arguments.z_stride = behind_start(states, stored + (not self.single), stored)
         arguments.status, arguments.iterations, arguments.substeps = [count.data_ptr() for count in counts]
         self.drives.act = act.data_ptr()
 
@@ -182,9 +183,9 @@ class _Call:
         function(self.packed.handle, ctypes.byref(self.options), ctypes.byref(self.arguments), *more)
 
 
-def behind_start(states: Tensor, stored: int) -> tuple[int, int]:
+def behind_start(states: Tensor, rows: int, stored: int) -> tuple[int, int]:
     """Where the `stored` values behind the start begin in contiguous (..., rows, n), and the numbers of all rows."""
-    rows, width = states.shape[-2:]
+    width = states.shape[-1]
     return states.data_ptr() + (rows - stored) * width * states.element_size(), rows * width
 
 
@@ -226,7 +227,7 @@ def _take_periods(program: Program, request: Request, parameters: Parameters, ta
     call, z = _Call(program, request, parameters, table, given, single), given[0]
     new, batch = memory.allocator(z), call.batch
     lead = batch if single else (*batch, call.periods)
-    states = new((*batch, call.periods + (not single), z.shape[-1]))
+    states = new((*batch, z.shape[-1]) if single else (*batch, 1 + call.periods, z.shape[-1]))
     acts, w = new((*lead, table.activations)), new((*batch, program.num_unknowns))
     force, impulses = new((*lead, table.drives)), new((*lead, program.num_impulses))
     counts = [new(lead, dtype=torch.int64) for _ in range(3)]
@@ -235,9 +236,7 @@ def _take_periods(program: Program, request: Request, parameters: Parameters, ta
     call.call(call.kernel.td_rollout)
     _check(program, request, parameters, call, counts[0])
     status, iterations, substeps = counts
-    if single:
-        states = states.squeeze(-2)
-    else:
+    if not single:
         states[..., 0, :] = z
     return Periods(states, acts, force, impulses, status, iterations, substeps, w)
 
@@ -309,7 +308,7 @@ class Driven(torch.autograd.Function):
         grad_z = _of_steps(grads[0], states, repeat - 1 if single else 0, repeat)
         grad_act = _of_steps(grads[1], acts, repeat - 1, repeat)
         grad_z = torch.zeros_like(states) if grad_z is None else grad_z
-        grad_after, grad_stride = behind_start(grad_z, call.steps)
+        grad_after, grad_stride = behind_start(grad_z, grad_z.shape[-2], call.steps)
         grad_force, grad_impulses = (None if grad is None else grad.contiguous() for grad in grads[2:])
         by_z, by_act, by_ctrl = z.new_empty(*batch, z.shape[-1]), act.new_empty(*batch, act.shape[-1]), torch.zeros_like(call.given[1])
         by_wrench = z.new_empty(*batch, wrench.shape[-1]) if needs[3] else None

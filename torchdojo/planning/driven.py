@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchdojo.engine.drive_linearization import law_slopes
 from torchdojo.engine.drives import Drives
 from torchdojo.gradients.reference_step import StepOutput
 from torchdojo.mechanism import Mechanism
@@ -143,24 +144,9 @@ class DrivenDynamics(Dynamics):
         return A, B
 
     def _laws(self, mech: Mechanism, x: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
-        """u, the wrench, and the derivatives (..., nu + 6 nb + na, size + n_ctrl) of u, wrench and next activations, at nodes.
-
-        Each number is a backward pass through the laws alone. States with numbers that are not finite have no derivatives.
-        """
-        drives, batch = mech.drives, x.shape[:-1]
-        assert drives is not None
-        ctrl = self.inputs(v)
-        with torch.enable_grad():
-            change = x.new_zeros(*batch, self.size + ctrl.shape[-1], requires_grad=True)
-            z, act = self._parts(self.states(self.retract(x, change[..., : self.size])))
-            ctrl = ctrl + change[..., self.size :]
-            u, wrench, _ = drives.inputs(ctrl, act, z)
-            parts = [u, *(() if wrench is None else (wrench,)), drives.advance(ctrl, act)]
-            values = torch.cat([part.expand(*batch, part.shape[-1]) for part in parts], dim=-1)
-            values = values + 0 * change.sum(-1, keepdim=True)  # no number is without a graph
-            each = [torch.autograd.grad(value.sum(), change, retain_graph=True)[0] for value in values.unbind(-1)]
-        slopes = torch.stack(each, dim=-2)
-        return u.detach(), None if wrench is None else wrench.detach(), torch.where(slopes.isfinite(), slopes, 0.0)
+        """`law_slopes` at nodes."""
+        ctrl = self.inputs(v).expand(*x.shape[:-1], -1)
+        return law_slopes(mech.drives, lambda change: self._parts(self.states(self.retract(x, change))), ctrl, self.size)
 
     def acting(self, before: Tensor, v: Tensor) -> dict[str, Any]:
         assert self.mech.drives is not None

@@ -141,7 +141,8 @@ def _check_drives(drives: Drives, activation: Tensor | None) -> None:
     if late:
         raise ValueError(
             f"inverse_dynamics.controls: got True with drives whose controls act after the step, {late}; allowed: drives without "
-            "activation and delay, or Drive(early=True); controls=False finds forces and torques u, at tendons, too"
+            "activation and delay, or Drive(early=True). mech.drives.activations_for(z, tau) finds activations for forces on "
+            "the coordinates, and controls=False finds forces and torques u, at tendons, too"
         )
     if activation is not None and activation.shape[-1:] != (count,):
         raise ValueError(

@@ -32,10 +32,23 @@ __all__ = ["sensor_derivatives"]
 TOGETHER = 16384
 
 
+class _Caller(torch.nn.Module):
+    """Methods of a mechanism as those of a module, whose parameters `torch.func.functional_call` replaces."""
+
+    def __init__(self, mech: Any) -> None:
+        super().__init__()
+        self.mech = mech
+
+    def forward(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return getattr(self.mech, method)(*arguments, **options)
+
+
 class _Reader:
     """The sensors as a function of what a step starts from and gives."""
 
-    def __init__(self, mech: Any, z: Tensor, given: Given, names: Sequence[str] | None, solved: Linearization) -> None:
+    def __init__(
+        self, mech: Any, z: Tensor, given: Given, names: Sequence[str] | None, solved: Linearization, by_wrench: bool = False
+    ) -> None:
         self.mech, self.given, self.names = mech, given, names
         self.key = "u" if given.ctrl is None else "ctrl"
         driven = given.u if given.ctrl is None else given.ctrl
@@ -43,13 +56,24 @@ class _Reader:
         driven = z.new_zeros(size) if driven is None else driven.detach()
         self.batch = solved.z.shape[:-1]
         self.z, self.driven = z.detach().expand(*self.batch, z.shape[-1]), driven.expand(*self.batch, size)
-        self.arguments = self.z, self.driven, solved.z.detach(), solved.impulses.detach()
+        self.numbers = {f"mech.{name}": value.detach() for name, value in mech.named_parameters() if value.requires_grad}
+        self.arguments = [self.z, self.driven, solved.z.detach(), solved.impulses.detach()]
+        if by_wrench:
+            assert given.wrench is not None  # drives act by it
+            self.arguments.append(given.wrench.detach().expand(*self.batch, given.wrench.shape[-1]))
 
-    def read(self, z: Tensor, inputs: Tensor, after: Tensor, impulses: Tensor) -> Tensor:
+    def read(self, z: Tensor, inputs: Tensor, after: Tensor, impulses: Tensor, wrench: Tensor | None = None) -> Tensor:
         """y (..., m)."""
         out = SimpleNamespace(z=after, impulses=impulses)
-        options: dict[str, Any] = {self.key: inputs, "wrench": self.given.wrench, "time": self.given.time, "repeat": self.given.repeat}
-        return self.mech.read_sensors(z, out, names=self.names, **options)
+        wrench = self.given.wrench if wrench is None else wrench
+        options: dict[str, Any] = {self.key: inputs, "wrench": wrench, "time": self.given.time, "repeat": self.given.repeat}
+        return self._call("read_sensors", z, out, names=self.names, **options)
+
+    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """A method of the mechanism whose numbers are held: beside their gradients, the kernel reads no sensors."""
+        if not self.numbers:
+            return getattr(self.mech, method)(*arguments, **options)
+        return torch.func.functional_call(_Caller(self.mech), self.numbers, (method, *arguments), options)
 
     def gradients(self, count: int) -> list[Tensor]:
         """Gradients of all `count` numbers by the arguments, (..., count, size of the argument) each."""
@@ -69,22 +93,20 @@ class _Reader:
                 return tuple(torch.zeros_like(leaf) for leaf in leaves)
             return torch.autograd.grad(total, leaves, materialize_grads=True)
 
-    def through_step(self, by_after: Tensor, by_impulses: Tensor, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
-        """Products of rows (k, ..., 13 nb) and (k, ..., n) with the derivatives of z⁺ and impulses by z, (k, ..., 13 nb), and by inputs."""
-        mech, step_options = self.mech, self.given
+    def through_step(self, by_after: Tensor, by_impulses: Tensor, options: dict[str, Any]) -> tuple[Tensor, ...]:
+        """Products of rows (k, ..., 13 nb) and (k, ..., n) with the derivatives of z⁺ and impulses by z, by inputs, and by the wrench.
+
+        The results are (k, ..., 13 nb), (k, ..., nu), and (k, ..., 6 nb) where it is wanted.
+        """
         with torch.enable_grad():
-            leaves = [value.clone().requires_grad_() for value in (self.z, self.driven)]
-            out = mech.step(leaves[0], **{self.key: leaves[1]}, repeat=step_options.repeat, wrench=step_options.wrench, **options)
+            leaves = [value.clone().requires_grad_() for value in (self.z, self.driven, *self.arguments[4:])]
+            wrench = leaves[2] if len(leaves) > 2 else self.given.wrench
+            out = self._call("step", leaves[0], **{self.key: leaves[1]}, repeat=self.given.repeat, wrench=wrench, **options)
 
-            def pull(after: Tensor, impulses: Tensor) -> tuple[Tensor, Tensor]:
+            def pull(after: Tensor, impulses: Tensor) -> tuple[Tensor, ...]:
                 outputs, rows = (out.z, out.impulses), (after, impulses)
-                by_state, by_inputs = torch.autograd.grad(outputs, leaves, rows, retain_graph=True, materialize_grads=True)
-                return by_state, by_inputs
+                return torch.autograd.grad(outputs, leaves, rows, retain_graph=True, materialize_grads=True)
 
-            if step_options.ctrl is not None and any(number.requires_grad for number in mech.stacked_parameters()):
-                # The law of actuators in the kernel takes no batch of cotangents beside gradients by numbers.
-                by_state, by_inputs = zip(*(pull(*row) for row in zip(by_after, by_impulses, strict=True)), strict=True)
-                return torch.stack(by_state), torch.stack(by_inputs)
             together = max(1, TOGETHER // max(1, self.batch.numel()))
             return torch.vmap(pull, chunk_size=together)(by_after, by_impulses)
 
@@ -98,25 +120,27 @@ def _tangent(gradient: Tensor, z: Tensor) -> Tensor:
 
 
 def sensor_derivatives(
-    mech: Any, z: Tensor, given: Given, names: Sequence[str] | None, solved: Linearization, **options: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    """y (..., m), C (..., m, 12 nb) and D (..., m, nu), or by ctrl. They are zero where the step fails.
+    mech: Any, z: Tensor, given: Given, names: Sequence[str] | None, solved: Linearization, *, by_wrench: bool = False, **options: Any
+) -> tuple[Tensor, ...]:
+    """y (..., m), C (..., m, 12 nb) and D (..., m, nu), or by ctrl, and with `by_wrench` (..., m, 6 nb).
+
+    Derivatives are zero where the step fails.
 
     Args:
         mech: with `step` and `read_sensors`. z: (..., 13 nb). given: of the reading, without `out`.
-        solved: the linearization of the step. options: of the step.
+        solved: the linearization of the step. by_wrench: whether the derivative by the wrench is wanted. options: of the step.
     """
-    reader = _Reader(mech, z, given, names, solved)
+    reader = _Reader(mech, z, given, names, solved, by_wrench)
     with torch.no_grad():
         y = reader.read(*reader.arguments)
-    by_state, D, by_after, by_impulses = reader.gradients(y.shape[-1])
+    by_state, by_inputs, by_after, by_impulses, *by_push = reader.gradients(y.shape[-1])
+    results = [by_state, by_inputs, *by_push]
     depends = (by_after != 0).any(-1) | (by_impulses != 0).any(-1)
     stepped = depends.reshape(reader.batch.numel(), y.shape[-1]).any(0)
     if bool(stepped.any()):
         rows = (by_after[..., stepped, :].movedim(-2, 0), by_impulses[..., stepped, :].movedim(-2, 0))
-        by_start, by_inputs = reader.through_step(*rows, options)
-        by_state[..., stepped, :] += by_start.movedim(0, -2)
-        D[..., stepped, :] += by_inputs.movedim(0, -2)
-    C = _tangent(by_state, reader.z)
+        for result, through in zip(results, reader.through_step(*rows, options), strict=True):
+            result[..., stepped, :] += through.movedim(0, -2)
+    results[0] = _tangent(results[0], reader.z)
     good = (solved.status == 0)[..., None, None]
-    return y, torch.where(good, C, 0.0), torch.where(good, D, 0.0)
+    return y, *(torch.where(good, result, 0.0) for result in results)

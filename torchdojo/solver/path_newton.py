@@ -34,6 +34,7 @@ from torch import Tensor
 from torchdojo.dynamics import cones
 from torchdojo.dynamics.residual import StepProblem
 from torchdojo.elements.path_maps import SQUEEZING_ITERATIONS, Change
+from torchdojo.elements.tendon import Tendon
 from torchdojo.solver.kkt import KKT
 from torchdojo.solver.options import SolverOptions, Status
 from torchdojo.solver.solution import Solution, violations
@@ -45,7 +46,7 @@ __all__ = ["newton_on_path", "onto_path"]
 # The kernel gets these constants from native/tables.py, so that kernel and reference take the same decisions.
 NEAR_RESIDUAL, NEAR_ITERATIONS = 1e-2, 20  # an attempt at κ itself may go on for so long if all equations are violated by less than this
 PATH_SHRINK = 0.1  # factor by which κ goes down in an iteration …
-PATH_RESIDUAL = 1.0  # … where the largest violation of an equation is below this
+PATH_RESIDUAL = 1.0  # … where the largest violation of an equation is below this, at a cold start without tendons (`_unloaded`)
 # From a larger κ, the line search halves a step that enlarges the largest violation. In the first EARLY_ITERATIONS it allows a growth of
 # EARLY_GROWTH, and a violation of EARLY_GROWTH times PATH_RESIDUAL. It halves PATH_HALVINGS times at most, because full steps pass most
 # kinks. Boxes that come to lie flat turn the lever of their contact from end to end within 2 mrad. Steps go back and forth across that
@@ -132,11 +133,10 @@ def newton_on_path(
     """
     residual_tol, path_tol = options.tolerances(start.dtype)
     kappa = options.kappa
-    count = len(start)
-    status = torch.full((count,), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=start.device)
+    status = torch.full((len(start),), int(Status.MAX_ITERATIONS), dtype=torch.int64, device=start.device)
     iterations = torch.zeros_like(status)
-    index = torch.arange(count, device=start.device)
-    kappas = torch.as_tensor(kappa if level is None else level, dtype=start.dtype, device=start.device).expand(count).clamp_min(kappa)
+    index = torch.arange(len(start), device=start.device)
+    kappas = torch.as_tensor(kappa if level is None else level, dtype=start.dtype, device=start.device).expand(len(start)).clamp_min(kappa)
     if level is None:
         start = forecast_flight(problem, start, kappa)
     point = onto_path(problem, start, kappas)
@@ -166,7 +166,8 @@ def newton_on_path(
             break
         iterations[index] += 1
         polished[index] = equality <= residual_tol
-        kappas = torch.where(equality < PATH_RESIDUAL, (PATH_SHRINK * kappas).clamp_min(kappa), kappas)
+        near = equality if lift or iteration else violations(problem, _unloaded(problem, r), kappas, residual_tol)[0]
+        kappas = torch.where(near < PATH_RESIDUAL, (PATH_SHRINK * kappas).clamp_min(kappa), kappas)
         direction = _direction(problem, point, r, kappas)
         if may_split:
             look = SpeedLook(problem, point, direction)
@@ -189,6 +190,17 @@ def newton_on_path(
             problem, point, direction, newton, kappas, allowed, halvings, residual_tol, iteration < SQUEEZING_ITERATIONS
         )
     return Solution(w, status, iterations)
+
+
+def _unloaded(problem: StepProblem, r: Tensor) -> Tensor:
+    """The residual r (N, n) of a cold start without impulses of tendons.
+
+    A cold start has no impulses, so only the rows of tendons have theirs. Strings load joints with impulses that Newton's first step finds
+    exactly, since they enter its equations linearly: large ones are no sign that κ must wait. Four strings with 2 N·s each took a fourth
+    iteration for it, where torques of the same motion take three (`scripts/bench_drives.py --muscles strings`).
+    """
+    rows = [group.impulse_index.flatten() for group in problem.system.groups if isinstance(group.template, Tendon)]
+    return r.index_fill(1, torch.cat(rows), 0.0) if rows else r
 
 
 def _direction(problem: StepProblem, w: Tensor, r: Tensor, kappa: Tensor) -> Tensor:

@@ -19,16 +19,22 @@ from torchdojo.viewer.playback import Playback
 from torchdojo.viewer.scene import GRAY, Part, Scene
 from torchdojo.viewer.stage import Camera, finite_frames, tint
 
-__all__ = ["Arrow", "Renderer", "required"]
+__all__ = ["Arrow", "Cord", "Renderer", "required"]
 
 Picture = NDArray[np.uint8]
 #: Start and end of an arrow [m], and its color.
 Arrow = tuple[NDArray[np.float64], NDArray[np.float64], tuple[float, float, float, float]]
 
+#: Ends of a piece of a string [m], and its color.
+Cord = Arrow
+
 #: The libraries behind MuJoCo's contexts that need no screen, best first; PyOpenGL can hold only one in a process.
 LIBRARIES = {"egl": "libEGL.so.1", "osmesa": "libOSMesa.so.8"}
 
 SKY, HORIZON, FLOOR, LINES = "0.72 0.82 0.93", "0.96 0.97 0.98", "0.80 0.81 0.82", "0.66 0.68 0.71"
+MOST_ARROWS = 1000
+#: Widths of arrows and strings, in extents of the scene.
+ARROW_WIDTH, CORD_WIDTH = 0.012, 0.008
 #: The direction in which the light shines.
 LIGHT = "0.12 0.09 -1"
 WORLD = f"""<mujoco>
@@ -78,7 +84,7 @@ class Renderer:
         self._geoms = [[self._model.geom(name).id for name in group] for group in names]
         self._data = mujoco.MjData(self._model)
         self._alpha = self._model.geom_rgba[:, 3].copy()
-        self._scene = mujoco.MjvScene(self._model, maxgeom=self._model.ngeom + 1000)
+        self._scene = mujoco.MjvScene(self._model, maxgeom=self._model.ngeom + MOST_ARROWS + sum(map(cord_count, playbacks)))
         self._options = mujoco.MjvOption()
         self._scene.flags[mujoco.mjtRndFlag.mjRND_HAZE] = True
         self._rect = mujoco.MjrRect(0, 0, *size)
@@ -87,7 +93,7 @@ class Renderer:
         self._context = mujoco.MjrContext(self._model, mujoco.mjtFontScale.mjFONTSCALE_100.value)
         mujoco.mjr_setBuffer(mujoco.mjtFramebuffer.mjFB_OFFSCREEN.value, self._context)
 
-    def draw(self, frames: Sequence[int], camera: Camera, arrows: Sequence[Arrow] = ()) -> Picture:
+    def draw(self, frames: Sequence[int], camera: Camera, arrows: Sequence[Arrow] = (), cords: Sequence[Cord] = ()) -> Picture:
         """The picture (height, width, 3) of a frame of each playback; a playback whose frame is a gap is left out."""
         mujoco, data = self._mujoco, self._data
         first = 1  # the light
@@ -108,8 +114,9 @@ class Renderer:
         view.distance, view.azimuth, view.elevation = camera.distance, camera.azimuth, camera.elevation
         self._model.vis.global_.fovy = camera.field_of_view
         mujoco.mjv_updateScene(self._model, data, self._options, None, view, mujoco.mjtCatBit.mjCAT_ALL, self._scene)
-        for arrow in arrows:
-            self._add_arrow(arrow)
+        for kind, width, lines in ((mujoco.mjtGeom.mjGEOM_ARROW, ARROW_WIDTH, arrows), (mujoco.mjtGeom.mjGEOM_CAPSULE, CORD_WIDTH, cords)):
+            for line in lines:
+                self._add_line(kind, width * float(self._model.stat.extent), line)
         self._window.make_current()
         mujoco.mjr_render(self._rect, self._scene, self._context)
         picture = np.empty((self._rect.height, self._rect.width, 3), dtype=np.uint8)
@@ -160,16 +167,20 @@ class Renderer:
             size[: len(part.size)] = part.size
         holder.add_geom(type=getattr(mujoco.mjtGeom, f"mjGEOM_{part.kind.upper()}"), size=size, **geom)
 
-    def _add_arrow(self, arrow: Arrow) -> None:
+    def _add_line(self, kind: Any, width: float, line: Arrow | Cord) -> None:
         mujoco, scene = self._mujoco, self._scene
         if scene.ngeom >= scene.maxgeom:
             return
-        start, end, color = arrow
+        start, end, color = line
         geom = scene.geoms[scene.ngeom]
-        kind = mujoco.mjtGeom.mjGEOM_ARROW
         mujoco.mjv_initGeom(geom, kind, np.zeros(3), np.zeros(3), np.eye(3).reshape(-1), np.asarray(color, dtype=np.float32))
-        mujoco.mjv_connector(geom, kind, 0.012 * float(self._model.stat.extent), start, end)
+        mujoco.mjv_connector(geom, kind, width, start, end)
         scene.ngeom += 1
+
+
+def cord_count(playback: Playback) -> int:
+    """The number of pieces of all strings of a playback."""
+    return sum(max(points.shape[1] - 1, 0) for points in playback.strings.values())
 
 
 def _context(size: tuple[int, int]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from torchdojo.viewer.playback import Playback
-from torchdojo.viewer.renderer import Arrow, Picture, Renderer, required
+from torchdojo.viewer.renderer import Arrow, Cord, Picture, Renderer, required
 from torchdojo.viewer.scene import GRAY
 from torchdojo.viewer.stage import Camera, as_playbacks, finite_frames, frames_at, grid_offsets, part_radius, tint, track
 
@@ -21,6 +22,8 @@ __all__ = ["draw_frames", "write_video"]
 Array = NDArray[np.float64]
 
 ARROW = (0.85, 0.20, 0.15, 1.0)
+#: Colors of strings, those of page.js: without a load, without tension, with the largest one.
+STRING, SLACK, TAUT = (0.48, 0.18, 0.18, 1.0), (0.16, 0.44, 0.86), (0.82, 0.21, 0.11)
 INK, WARNING = (40, 44, 52), (190, 30, 30)
 #: The angles of a view whose distance is chosen so that everything is in the picture.
 VIEW = Camera((0.0, 0.0, 0.0), distance=0.0)
@@ -96,7 +99,9 @@ def draw_frames(
         for time, camera, row in zip(times, cameras, frames, strict=True):
             placed = zip(sequence, offsets, row, strict=True)
             arrows = [arrow for playback, offset, frame in placed for arrow in _arrows(playback, offset, frame, scale)]
-            yield captions.write(renderer.draw(row, camera, arrows), float(time), row)
+            numbered = enumerate(zip(sequence, offsets, row, strict=True))
+            cords = [cord for number, shown in numbered for cord in _cords(*shown, number, spacing == 0.0)]
+            yield captions.write(renderer.draw(row, camera, arrows, cords), float(time), row)
     finally:
         renderer.close()
 
@@ -122,6 +127,22 @@ def _arrows(playback: Playback, offset: Array, frame: int, scale: float) -> Iter
         length = float(np.linalg.norm(force))
         if np.isfinite(point).all() and 1e-3 < length < math.inf:
             yield point, point + force, ARROW
+
+
+def _cords(playback: Playback, offset: Array, frame: int, number: int, overlay: bool) -> Iterator[Cord]:
+    """Pieces of the strings of a playback. A load colors a string, from blue at zero to red at its largest number."""
+    for name, points in playback.strings.items():
+        color: tuple[float, float, float, float] = tint(STRING, number, overlay)
+        load = playback.loads.get(name)
+        if load is not None:
+            sizes = np.nan_to_num(np.abs(load))
+            share = sizes[frame] / (sizes.max() or 1.0)
+            red, green, blue = ((1 - share) * np.array(SLACK) + share * np.array(TAUT)).tolist()
+            color = (red, green, blue, color[3])
+        placed = points[frame] + offset
+        for start, end in itertools.pairwise(placed):
+            if np.isfinite(start).all() and np.isfinite(end).all() and np.linalg.norm(end - start) > 1e-9:  # branches are apart by NaN
+                yield start, end, color
 
 
 class _Captions:

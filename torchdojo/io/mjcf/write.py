@@ -1,14 +1,14 @@
 """A mechanism as an MJCF file: its bodies, joints, tendons, couplings, actuators, contacts with planes of the world, and sensors.
 
 The frame of a body is that of `Body`, at its center of mass, so that states need no conversion. A joint with one rotation has the
-coordinates of its hinge. Two or three rotations become hinges one after another, whose angles are the rotation vector to first order.
+coordinates of its hinge. Three rotations become a ball where nothing acts on one of them alone (`_is_ball`). Others become hinges one after
+another, whose angles are the rotation vector to first order.
 
 | here | in the file |
 |---|---|
 | `Floating` to the world | `<freejoint>` |
-| free translations, then free rotations | `<joint type="slide">`, `<joint type="hinge">` |
-| cone of a `Spherical` joint without inputs, whose laws are alike about all axes | `type="ball"`, `range` |
-| limits, damper, armature, friction, spring, rest, curves | `range`, `damping`, `armature`, `frictionloss`, `stiffness`, `springref` |
+| free translations, then free rotations | `<joint type="slide">`, `<joint type="hinge">` or `<joint type="ball">` |
+| limits, cone, damper, armature, friction, spring, rest, curves | `range`, `damping`, `armature`, `frictionloss`, `stiffness`, `springref` |
 | contacts | spheres and planes; pairs of shapes (`write_contacts.py`) |
 | tendons, couplings, `Spherical` and `Fixed` that close loops | `<tendon>`, `<equality>` (`write_tendons.py`) |
 | actuators, drives, inputs | `<actuator>` (`write_actuators.py`) |
@@ -21,6 +21,7 @@ integrator. Timestep and solver options are MuJoCo's own; what is only drawn is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 from xml.etree import ElementTree
@@ -58,7 +59,7 @@ def coordinate_names(mech: Mechanism, joint: str) -> list[str]:
 
 
 @torch.no_grad()
-def write_mjcf(mech: Mechanism, name: str = "robot") -> tuple[str, list[str]]:
+def write_mjcf(mech: Mechanism, name: str = "robot", *, balls: bool = True) -> tuple[str, list[str]]:
     """The text of an MJCF file, and the names of what is left out.
 
     These are near contacts, and contacts with height fields, half-spaces of bodies and surfaces of one's own, "NAME"; parts without a
@@ -67,12 +68,16 @@ def write_mjcf(mech: Mechanism, name: str = "robot") -> tuple[str, list[str]]:
     "passive.ellipsoids.NUMBER.added_mass".
     ``torchdojo/io/README.md`` has the table.
 
+    Args:
+        mech: the mechanism. name: of the model.
+        balls: whether joints with three rotations become balls where nothing acts on one rotation alone; False: all become hinges.
+
     Raises:
         ValueError: loops that other joints than `Spherical` and `Fixed` close, bodies and joints of the user's own, a free joint between
             two bodies, parameters of several environments.
     """
     _check(mech)
-    file = Writing(mech, name)
+    file = Writing(mech, name, balls)
     ElementTree.SubElement(file.root, "compiler", angle="radian", autolimits="true")
     # Menagerie's choice for legged robots: the exact cone, and friction that does not creep
     option: dict[str, Any] = {"cone": "elliptic", "impratio": "100", "integrator": "implicitfast"}
@@ -163,10 +168,6 @@ def _joints(file: Writing, name: str, joint: StandardJoint) -> Iterator[ElementT
         file.left_out += [f"joints.{name}.limits"] if joint.limits is not None else []
         yield ElementTree.Element("freejoint", name=name)
         return
-    ball = _ball(file, name, joint)
-    if ball is not None:
-        yield ball
-        return
     slides = joint.directions(joint.free_translations)[0]
     axes = torch.cat([torch.eye(3, dtype=torch.float64) if rows is None else rows for rows in (slides, joint.free_rotational_axes)])
     numbers = {
@@ -179,7 +180,17 @@ def _joints(file: Writing, name: str, joint: StandardJoint) -> Iterator[ElementT
     columns = {key: _each(value, len(axes)) for key, value in numbers.items() if value is not None}
     limits = getattr(joint, "limits", None)
     forces = force_ranges(file, name, joint)
+    ball = _is_ball(file, name, joint, {key: values[-3:] for key, values in columns.items()})
+    if joint.cone is not None and not ball:
+        file.left_out.append(f"joints.{name}.cone")
     for i, (label, axis) in enumerate(zip(coordinate_names(file.mech, name), axes, strict=True)):
+        if ball and i == joint.free_translations:
+            file.balls.add(name)
+            shared: dict[str, Any] = {key: f"{values[i]:.17g}" for key, values in columns.items() if values[i] != 0.0}
+            if joint.cone is not None:
+                shared["range"] = f"0 {float(joint.cone):.17g}"
+            yield ElementTree.Element("joint", name=name, type="ball", pos=_text(joint.child_anchor), **shared)
+            return
         file.coordinates[name, i] = label
         options: dict[str, Any] = {key: f"{values[i]:.17g}" for key, values in columns.items() if values[i] != 0.0}
         for key, curve in (("stiffness", joint.spring_curve), ("damping", joint.damper_curve)):
@@ -195,25 +206,22 @@ def _joints(file: Writing, name: str, joint: StandardJoint) -> Iterator[ElementT
         yield ElementTree.Element("joint", name=label, type=kind, pos=_text(joint.child_anchor), axis=_text(axis), **options)
 
 
-def _ball(file: Writing, name: str, joint: StandardJoint) -> ElementTree.Element | None:
-    """A joint with a cone as a ball; None, with a note, where its laws or what acts on its coordinates have no counterpart there.
+def _is_ball(file: Writing, name: str, joint: StandardJoint, laws: dict[str, list[float]]) -> bool:
+    """Whether the file has the three rotations of a joint as a ball: their laws are alike, and nothing acts on one of them.
 
-    Laws of a ball are alike about all axes, and its spring is at rest at zero. Motors, tendons and couplings act on coordinates, which a
-    ball has not.
+    laws: numbers of the rotations by MJCF's names. A ball of MuJoCo has no `springref`, and its range is its cone.
     """
-    if joint.cone is None:
-        return None
-    laws = {"damping": joint.damper, "armature": joint.armature, "frictionloss": joint.friction, "stiffness": joint.spring}
-    columns = {key: _each(value, joint.num_coordinates) for key, value in laws.items() if value is not None}
-    alike = all(len(set(column)) == 1 for column in columns.values())
-    centered = not bool(joint.spring.any() and joint.rest.any())
-    if joint.num_coordinates != 3 or joint.free_rotations != 3 or joint.num_inputs or not (alike and centered) or SERVO[0] in joint.fields:
-        file.left_out.append(f"joints.{name}.cone")
-        return None
-    options: dict[str, Any] = {key: f"{column[0]:.17g}" for key, column in columns.items() if column[0]}
-    return ElementTree.Element(
-        "joint", name=name, type="ball", pos=_text(joint.child_anchor), range=f"0 {float(joint.cone):.17g}", **options
-    )
+    mech = file.mech
+    if not file.may_have_balls or joint.free_rotations != 3 or any(len(set(values)) > 1 for values in laws.values()):
+        return False
+    if any(laws.get("springref", ())) and any(laws.get("stiffness", ())):
+        return False
+    bounds = [] if joint.limits is None else [abs(bound) for side in joint.limits for bound in _each(side, joint.num_coordinates)[-3:]]
+    if any(bound < math.pi for bound in bounds):
+        return False
+    if mech.actuators is None and mech.drives is None:
+        return name not in mech.input_layout  # each input gets a motor
+    return not any((name, i) in file.single for i in range(joint.free_translations, joint.num_coordinates))
 
 
 def _each(value: Tensor, count: int) -> list[float]:

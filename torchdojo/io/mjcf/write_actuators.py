@@ -167,15 +167,21 @@ def _turned(file: Writing, drive: Drive) -> set[tuple[str, int]]:
 
 
 def _turn(file: Writing, name: str, drive: Drive) -> tuple[dict[str, str], Tensor] | None:
-    """Target and gear of a drive on the turn of a joint, which the file has as hinges: sites on both bodies, in the frames of the joint.
+    """Target and gear of a drive on the turn of a joint: the ball or the free joint of the file, or sites in the frames of the joint.
 
-    A body that floats has a free joint in the file, at its center of mass. None where a force acts elsewhere, since that has a torque.
+    A body that floats has its free joint at its center of mass in the file. A force elsewhere acts between a site there and one of the
+    world. These have a length: None where the law reads it, and where the torque turns with the body, which the force does not.
     """
     gear = numbers_of(drive.gear).detach()
     parent, child = joint_frames(file.mech, drive)
-    if gear.shape[-1] == 6:
-        elsewhere = bool(gear[:3].any()) and bool(child.position.any())
-        return None if elsewhere else ({"joint" if drive.axes == "child" else "jointinparent": cast(str, drive.joint)}, gear)
+    elsewhere = gear.shape[-1] == 6 and bool(gear[:3].any()) and bool(child.position.any())
+    if drive.joint in file.balls or (gear.shape[-1] == 6 and not elsewhere):
+        return {"joint" if drive.axes == "child" else "jointinparent": cast(str, drive.joint)}, gear
+    if elsewhere:
+        if _reads_length(drive) or (drive.axes == "child" and bool(gear[3:].any())):
+            return None
+        site, origin = file.site(f"{name}_site", child.body, child.position), file.site(f"{name}_world", None, torch.zeros(3))
+        return {"site": site, "refsite": origin}, gear
     on_parent, on_child = (
         file.site(f"{name}_{key}", end.body, end.position, quat=text_of(end.orientation))
         for key, end in (("parent", parent), ("child", child))
@@ -183,6 +189,12 @@ def _turn(file: Writing, name: str, drive: Drive) -> tuple[dict[str, str], Tenso
     if drive.axes == "child":
         return {"site": on_parent, "refsite": on_child}, torch.cat((torch.zeros_like(gear), -gear))
     return {"site": on_child, "refsite": on_parent}, torch.cat((torch.zeros_like(gear), gear))
+
+
+def _reads_length(drive: Drive) -> bool:
+    """Whether the force of a drive depends on its length."""
+    numbers = [numbers_of(values).detach() for values in (drive.gain_numbers, drive.bias_numbers)]
+    return "muscle" in (drive.gain, drive.bias) or any(bool(values[..., 1].any()) for values in numbers)
 
 
 def _sites(file: Writing, name: str, drive: Drive) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """Sites and sensors of a mechanism as elements of an MJCF file.
 
 Sensors at sites without a name get sites of their own, "NAME_site". What the file cannot have is left out: sensors of actuators that are
-not written, of joints with several coordinates, of momentum, outputs that are scaled or shifted, kinds of one's own.
+not written, of joints with several coordinates that are no balls there, of momentum, outputs that are scaled or shifted, and kinds of
+one's own.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["write_sensors"]
 
 TAGS = {ours: tag.lower() for table in (FRAMES, JOINTS, ACTUATORS, SUBTREES) for tag, ours in table.items()} | {"clock": "clock"}
 AT_OBJECTS = tuple(ours for tag, ours in FRAMES.items() if tag.startswith("FRAME"))  # whose elements name the type of their object
-UNSEEN = ("ball_quaternion", "ball_angular_velocity")  # balls become hinges
+BALLS = ("ball_quaternion", "ball_angular_velocity")  # of joints that are balls in the file
 
 
 def write_sensors(file: Writing) -> list[str]:
@@ -55,8 +56,10 @@ def write_sensors(file: Writing) -> list[str]:
 
 
 def _has_counterpart(file: Writing, sensor: Sensor) -> bool:
-    plain = sensor.kind in TAGS and sensor.kind not in UNSEEN and sensor.scale == 1.0 and sensor.offset == 0.0
+    plain = sensor.kind in TAGS and sensor.scale == 1.0 and sensor.offset == 0.0
     joint = None if sensor.joint is None else file.mech.named_joints()[sensor.joint]
+    if plain and sensor.kind in BALLS:
+        return sensor.joint in file.balls
     if not plain or (joint is not None and joint.num_coordinates != 1):
         return False
     motors = file.mech.actuators

@@ -10,16 +10,19 @@ from torch import Tensor
 
 from torchdojo import quaternion as quat
 from torchdojo.elements.bodies import Body
+from torchdojo.elements.element import Pose, Twist, previous_pose
 from torchdojo.elements.joints import StandardJoint
 from torchdojo.engine.fluid_ellipsoids import FluidEllipsoid
 from torchdojo.engine.passive_forces import PassiveForces, PassivePart
 from torchdojo.io.mjcf.model import import_mujoco
 from torchdojo.io.mjcf.passive import fluid_numbers
 from torchdojo.io.mjcf.writing import Writing, number_of, text_of
+from torchdojo.mechanism import Mechanism
 from torchdojo.parameters import as_tensor
 
 __all__ = ["write_passive", "write_poses"]
 
+WORLD = Pose(torch.zeros(3, dtype=torch.float64), quat.identity())
 SAME = 1e-9  # relative difference up to which a part is the whole body
 
 
@@ -90,7 +93,7 @@ def _is_whole(part: PassivePart, body: Body) -> bool:
 
 
 def write_poses(file: Writing) -> None:
-    """Add keyframes; poses that turn a joint with several rotations, whose hinges have other angles, are left out."""
+    """Add keyframes; poses that turn a joint with several hinges in the file, which have other angles, are left out."""
     mech = file.mech
     for name, pose in mech.poses.items():
         z = mech.initial_state(pose=name)
@@ -115,7 +118,7 @@ def _placed(file: Writing, z: Tensor) -> tuple[list[str], list[str]] | None:
     for name, piece in mech.coordinate_places().items():
         joint = mech.named_joints()[name]
         assert isinstance(joint, StandardJoint)  # `write_mjcf` refuses others
-        turns = joint.free_rotations if (name, 0) in file.coordinates else 0
+        turns = 0 if name in file.balls or joint.num_coordinates == 6 else joint.free_rotations
         if turns > 1 and bool(q[piece][-turns:].any()):
             return None
     qpos, qvel = list[str](), list[str]()
@@ -126,15 +129,28 @@ def _placed(file: Writing, z: Tensor) -> tuple[list[str], list[str]] | None:
             qvel += [text_of(state.v), text_of(_mean_rate(state.omega, mech.timestep))]
         for element in body.findall("joint"):
             if element.get("type") == "ball":
-                piece = mech.coordinate_places()[str(element.get("name"))]
-                turn = quat.exp(q[piece])
+                turn, rate = _turn(mech, z, str(element.get("name")))
                 qpos.append(text_of(turn))
-                qvel.append(text_of(quat.inverse_rotate(turn, qd[piece])))
+                qvel.append(text_of(rate))
                 continue
             spot = spots[str(element.get("name"))]
             qpos.append(text_of(q[spot]))
             qvel.append(text_of(qd[spot]))
     return qpos, qvel
+
+
+def _turn(mech: Mechanism, z: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """The turn of a joint (4,), and its angular velocity (3,) in the axes of the child, constant in the step that leads to z."""
+    joint = mech.named_joints()[name]
+    assert isinstance(joint, StandardJoint)  # `write_mjcf` refuses others
+    states = [None if body is None else mech.body_state(z, body) for body in joint.body_names]
+    now = [WORLD if state is None else Pose(state.x, state.q) for state in states]
+    before = [
+        pose if state is None else previous_pose(pose, Twist(state.v, state.omega), mech.timestep)
+        for pose, state in zip(now, states, strict=True)
+    ]
+    turn, turn_before = (joint.displacement(*poses)[1] for poses in (now, before))
+    return turn, quat.rotation_vector(quat.multiply(quat.conjugate(turn_before), turn)) / mech.timestep
 
 
 def _mean_rate(omega: Tensor, timestep: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from xml.etree import ElementTree
 import torch
 from torch import Tensor
 
+from torchdojo.engine.drive_targets import on_coordinate
 from torchdojo.mechanism import Mechanism
 from torchdojo.parameters import as_tensor
 
@@ -24,14 +25,16 @@ class Writing:
 
     Attributes:
         root: `<mujoco>`. bodies: the element of each body; None: of the world.
-        coordinates: (joint, coordinate) -> joint of the file; free joints have none. actuators: names of those that are written.
+        coordinates: (joint, coordinate) -> joint of the file; free joints and rotations of balls have none.
+        balls: joints whose rotations are a ball in the file, which has the name of the joint. actuators: names of those that are written.
         left_out: names of what the file lacks, in the form of `write_mjcf`.
     """
 
-    def __init__(self, mech: Mechanism, name: str) -> None:
-        self.mech, self.root = mech, ElementTree.Element("mujoco", model=name)
+    def __init__(self, mech: Mechanism, name: str, may_have_balls: bool = True) -> None:
+        self.mech, self.root, self.may_have_balls = mech, ElementTree.Element("mujoco", model=name), may_have_balls
         self.bodies: dict[str | None, ElementTree.Element] = {}
         self.coordinates: dict[tuple[str, int], str] = {}
+        self.balls = set[str]()
         self.actuators: list[str] = []
         self.left_out: list[str] = []
         self._taken = set(mech.sites)
@@ -48,6 +51,21 @@ class Writing:
         self._taken.add(name)
         ElementTree.SubElement(self.bodies[body], "site", name=name, pos=text_of(position), **more)
         return name
+
+    @cached_property
+    def single(self) -> set[tuple[str, int]]:
+        """(joint, coordinate) of all coordinates on which an actuator, a drive, a tendon or a coupling acts alone."""
+        mech = self.mech
+        places = set[tuple[str, int]]()
+        if mech.actuators is not None:
+            places |= set(zip(mech.actuators.joints, mech.actuators.coordinates, strict=True))
+        drives = () if mech.drives is None else mech.drives.drives.values()
+        places |= {(str(drive.joint), drive.coordinate) for drive in drives if drive is not None and on_coordinate(drive)}
+        for tendon in mech.named_tendons().values():
+            places |= set(getattr(tendon, "places", ()))
+        for coupling in mech.named_couplings().values():
+            places |= {(end.joint, end.coordinate) for end in coupling.ends}
+        return places
 
     @cached_property
     def inverse_mass(self) -> Tensor:

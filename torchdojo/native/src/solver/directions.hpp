@@ -5,6 +5,27 @@
 
 namespace torchdojo {
 
+// The violation of the equations; in lanes that begin a cold start it is without impulses of tendons (path_newton.py, `_unloaded`).
+template <class T>
+__attribute__((noinline)) T Stepper<T>::unloaded(const T &equality) {
+    Mask<T> begins{};
+    for (int lane = 0; lane < lanes<T>; ++lane)
+        set_mask(begins, lane, attempt[lane] == lowered && iteration[lane] == 1 && !jobs[lane].warm);
+    if (!any(begins)) return equality;
+    unused = problem.residual;
+    for (int i = 0; i < mechanism.num_tendons; ++i) {
+        const T lambda = tendon_impulse(problem, i, trial.data());
+        each_pull(problem, mechanism.tendons[i], [&](int body, const Pull<T> &pull) {
+            add3(&problem.residual[6 * body], lambda * pull.force);
+            add3(&problem.residual[6 * body + 3], lambda * pull.torque);
+        });
+    }
+    T without, plain, sum{};
+    rounding.measure(problem, without, plain, sum);
+    problem.residual.swap(unused);
+    return select(begins, without, equality);
+}
+
 // Predictor and corrector in the lanes of `mask`, whose point is w = trial, just linearized.
 template <class T>
 inline void Stepper<T>::advance_lanes(const Mask<T> &mask, const T &equality) {
@@ -32,11 +53,11 @@ inline void Stepper<T>::advance_lanes(const Mask<T> &mask, const T &equality) {
         // Newton on the κ-problem, without the second-order term, makes the end point exact.
         weight = select(inside, select(centered > kappa, one, T{}), T{});
     }
+    const T near = mechanism.num_tendons ? unloaded(equality) : equality;
     for (int lane = 0; lane < lanes<T>; ++lane)
         if (get_mask(mask, lane) && on_path(attempt[lane])) {
             const double previous = get(path_kappa, lane);
-            if (get(equality, lane) < constant::path_residual)
-                set(path_kappa, lane, std::max(options.kappa, constant::path_shrink * previous));
+            if (get(near, lane) < constant::path_residual) set(path_kappa, lane, std::max(options.kappa, constant::path_shrink * previous));
             set(goal, lane, get(path_kappa, lane));
         }
     cones.aim(point, goal, any(inside) ? &weight : nullptr);

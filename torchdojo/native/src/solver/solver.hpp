@@ -451,6 +451,7 @@ private:
     }
 
     // Members of directions.hpp.
+    T unloaded(const T &equality);
     void advance_lanes(const Mask<T> &mask, const T &equality);
     void store_direction(const Mask<T> &mask);
 
