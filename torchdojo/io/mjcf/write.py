@@ -8,7 +8,7 @@ another, whose angles are the rotation vector to first order.
 |---|---|
 | `Floating` to the world | `<freejoint>` |
 | free translations, then free rotations | `<joint type="slide">`, `<joint type="hinge">` or `<joint type="ball">` |
-| limits, cone, damper, armature, friction, spring, rest, curves | `range`, `damping`, `armature`, `frictionloss`, `stiffness`, `springref` |
+| limits, cone, damper, armature, friction, spring, rest, curves | `range`, `damping`, `armature`, `frictionloss`, `stiffness` ... |
 | contacts | spheres and planes; pairs of shapes (`write_contacts.py`) |
 | tendons, couplings, `Spherical` and `Fixed` that close loops | `<tendon>`, `<equality>` (`write_tendons.py`) |
 | actuators, drives, inputs | `<actuator>` (`write_actuators.py`) |
