@@ -166,7 +166,7 @@ def newton_on_path(
             break
         iterations[index] += 1
         polished[index] = equality <= residual_tol
-        near = equality if lift or iteration else violations(problem, _unloaded(problem, r), kappas, residual_tol)[0]
+        near = equality if lift or iteration else violations(problem, _unloaded(problem, r), kappas, residual_tol)[2]
         kappas = torch.where(near < PATH_RESIDUAL, (PATH_SHRINK * kappas).clamp_min(kappa), kappas)
         direction = _direction(problem, point, r, kappas)
         if may_split:

@@ -20,8 +20,9 @@ __attribute__((noinline)) T Stepper<T>::unloaded(const T &equality) {
             add3(&problem.residual[6 * body + 3], lambda * pull.torque);
         });
     }
-    T without, plain, sum{};
-    rounding.measure(problem, without, plain, sum);
+    T without{};
+    for (const int32_t row : mechanism.equations) without = max(without, abs(problem.residual[row]));
+    for (int k = 0; k < 6 * mechanism.num_bodies; ++k) without = max(without, abs(problem.residual[k]));
     problem.residual.swap(unused);
     return select(begins, without, equality);
 }
