@@ -85,8 +85,8 @@ def test_energy_map() -> None:
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
 
 
-def test_steps_without_curves_keep_their_bits() -> None:
-    """Curves of zero are other tables, with the same numbers to rounding; without curves the tables have no place for them."""
+def test_curves_of_zero_change_nothing() -> None:
+    """Their tables differ from those without curves, and the steps do not."""
     mech, z, u = chain()
     plain, _, _ = chain()
     for joint in mech.joints.values():

@@ -254,6 +254,7 @@ class _Lowering:
             num_samples=end - num_parameters,
             num_cones=system.num_cones,
             has_loops=has_loops,
+            curved=any(joint.curve >= 0 for joint in self.joints),
             num_free_data=sum(joint.has_free_data for joint in self.joints),
             num_coordinates=sum(entry.joint.num_coordinates for entry in tree),
             num_damped_tendons=sum(damped for *_, damped in self.tendons),

@@ -142,7 +142,7 @@ def _row(*names: str, **others: np.dtype | int) -> np.dtype:
 
 HEAD = _row(
     "num_bodies num_unknowns num_inputs num_parameters num_joints num_contacts num_impulses num_cones",
-    "has_loops",  # joints or couplings may repeat each other
+    "has_loops curved",  # joints or couplings may repeat each other; joints have polynomials of springs or dampers
     "num_fill num_joint_cones num_free_data num_pairs num_couples num_couplings num_links num_coordinates num_polytope_words",
     "num_coupling_ends num_tendons num_strings num_tendon_bodies num_tendon_parts num_tendon_blocks",
     "num_damped_tendons",  # tendons whose impulses depend on velocities

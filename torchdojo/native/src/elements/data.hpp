@@ -24,9 +24,10 @@ struct JointData {
 // Joints with polynomials of springs and dampers (elements/curves.py): see free.hpp.
 template <class T>
 struct CurveData {
-    static constexpr int size = 12;
+    static constexpr int size = 16;
     T *stretch;                       // c − rest at the current configuration, of four coordinates
     T *slope;                         // P′ at the point w
+    T *impulse;                       // of the polynomials
     T *drag;                          // what the polynomials add to the derivative of the impulse by h times the rate, with a minus
 };
 

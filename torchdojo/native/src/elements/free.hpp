@@ -17,9 +17,10 @@ namespace torchdojo {
 // Cones of balls (ball_cones.py): the limit sees c = |θ|²/(2R) + R/2 of the rotation vector θ, at most R. Its derivative by θ is n = θ/R,
 // which J_l⁻¹ and J_r⁻¹ leave as it is. Most mechanisms have none, so these functions stand alone.
 template <class T>
-[[gnu::noinline]] T cone_coordinate(const Problem<T> &problem, const JointTable &joint, const Vec3<T> &theta) {
+[[gnu::noinline]] void measure_cone(const Problem<T> &problem, const JointTable &joint, const Quat<T> &p, FreeData<T> &free) {
     const T &angle = problem.parameters[joint.cone];
-    return 0.5 * (dot(theta, theta) / angle + angle);
+    free.next = rotation_vector(p);
+    free.coordinate[joint.free_t()] = 0.5 * (dot(free.next.theta, free.next.theta) / angle + angle);
 }
 
 // Derivatives of c by the poses.
@@ -33,19 +34,13 @@ template <class T>
 // The torques of a cone, at the current configuration.
 template <class T>
 [[gnu::noinline]] void prepare_cone(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, FreeData<T> &free) {
-    free.now = rotation_vector(data.now.p);
+    measure_cone(problem, joint, data.now.p, free);  // `prepare_limits` looks at it
+    free.now = free.next;
     free.limit_parent[0] = cone_gradient(problem, joint, data, free.now).phi_parent;
     free.limit_child[0] = transposed_times(problem.bodies[joint.child].pose.R, problem.bodies[joint.parent].pose.R * -free.limit_parent[0]);
 }
 
-// c at the next configuration p.
-template <class T>
-[[gnu::noinline]] void measure_cone(const Problem<T> &problem, const JointTable &joint, const Quat<T> &p, FreeData<T> &free) {
-    free.next = rotation_vector(p);
-    free.coordinate[joint.free_t()] = cone_coordinate(problem, joint, free.next.theta);
-}
-
-// Its row by the twists.
+// The row of c at the next configuration by the twists.
 template <class T>
 [[gnu::noinline]] void set_cone_row(const Problem<T> &problem, const JointTable &joint, const JointData<T> &data, FreeData<T> &free) {
     const RowGradient<T, T> g = cone_gradient(problem, joint, data, free.next);
@@ -152,7 +147,7 @@ void prepare_limits(Problem<T> &problem, const JointTable &joint, const JointDat
         bool translation;
         const Vec3<T> f = joint_direction(problem, joint, joint.held() + cone.coordinate, translation);
         const T coordinate = translation          ? dot(f, problem.displacement(joint, data, data.now))
-                             : joint.cone >= 0    ? cone_coordinate(problem, joint, free.now.theta)
+                             : joint.cone >= 0    ? free.coordinate[cone.coordinate]
                              : joint.free_r() > 1 ? dot(f, free.now.theta)
                                                   : free.angle;
         const T room = cone.sign() * (coordinate - problem.parameters[cone.parameter]);
@@ -381,16 +376,16 @@ TD_INLINE void next_rows(const Problem<T> &problem, const JointTable &joint, con
     free.rate_row[i] = problem.inverse_timestep * forward(g);
 }
 
-// Adds the impulse of the curves along coordinate i, −h P(y) − m s (d₂ + d₃ s) with m = h ċ⁺ and s = |ċ⁺|. Returns what they add to the
+// Sets the impulse of the curves along coordinate i, −h P(y) − m s (d₂ + d₃ s) with m = h ċ⁺ and s = |ċ⁺|. Returns what they add to the
 // damper: minus the derivative by m.
 template <class T>
-[[gnu::noinline]] T add_curves(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, int i, T &impulse) {
+[[gnu::noinline]] T set_curves(Problem<T> &problem, const JointTable &joint, const JointData<T> &data, int i) {
     const T h = problem.timestep(), *spring = &problem.parameters[joint.curve + 2 * i], *damper = spring + 2 * joint.free();
     const CurveData<T> curve = problem.curve(joint);
     const T speed = abs(problem.inverse_timestep * data.moved[i]);
     const T y = joint.implicit ? curve.stretch[i] + data.moved[i] : curve.stretch[i];
     curve.slope[i] = (2.0 * spring[0] + 3.0 * spring[1] * y) * y;
-    impulse -= h * ((spring[0] + spring[1] * y) * (y * y)) + data.moved[i] * (speed * (damper[0] + damper[1] * speed));
+    curve.impulse[i] = -(h * ((spring[0] + spring[1] * y) * (y * y)) + data.moved[i] * (speed * (damper[0] + damper[1] * speed)));
     curve.drag[i] = speed * (2.0 * damper[0] + 3.0 * damper[1] * speed);
     if (joint.implicit) curve.drag[i] += h * curve.slope[i];
     return curve.drag[i];
@@ -424,7 +419,7 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
         if (joint.has_damper) {
             impulse = -damping[i] * data.moved[i];
             T slope = damping[i];
-            if (joint.curve >= 0) slope += add_curves(problem, joint, data, i, impulse);
+            if (joint.curve >= 0) slope += set_curves(problem, joint, data, i);
             row = (h * slope) * row;
         }
         if constexpr (derived)
@@ -435,6 +430,7 @@ void linearize_free(Problem<T> &problem, const JointTable &joint, JointData<T> &
             impulse -= a * (free->rate[i] - free->incoming_rate[i]);
         }
         data.impulse[i] = impulse;
+        if (joint.curve >= 0) data.impulse[i] += problem.curve(joint).impulse[i];
         if constexpr (derived) store_row(held + i, row.linear, row.child, row.parent);
     }
     if (derived && joint.cone >= 0) set_cone_row(problem, joint, data, *free);

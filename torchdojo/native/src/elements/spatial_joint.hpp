@@ -116,7 +116,7 @@ public:
                                 : velocity_row<derived>(problem, joint, data, bodies, i, translation, f, w);
                 impulse = -damping[i] * data.moved[i];
                 T slope = damping[i];
-                if (joint.curve >= 0) slope += add_curves(problem, joint, data, i, impulse);
+                if (joint.curve >= 0) slope += set_curves(problem, joint, data, i);
                 row = slope * row;
             }
             if (free && translation) {
@@ -133,6 +133,7 @@ public:
                 impulse -= a * (free->rate[i] - free->incoming_rate[i]);
             }
             data.impulse[i] = impulse;
+            if (joint.curve >= 0) data.impulse[i] += problem.curve(joint).impulse[i];
             if constexpr (derived) rows[i] = row;
         }
         if (joint.cone >= 0) cone_of(problem, joint, data, derived ? &frame.R : nullptr, *free);

@@ -39,10 +39,10 @@ struct Problem {
     explicit Problem(const MechanismTable &m)
         : mechanism(m), parameters(m.num_parameters), z(state_size * m.num_bodies), u(m.num_inputs), wrench(6 * m.num_bodies),
           bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), laws(m.num_contacts), free(m.num_free_data),
-          joint_cones(m.num_joint_cones), pairs(m.num_pairs), couples(m.num_couples), couplings(m.num_couplings),
-          coupling_ends(m.num_coupling_ends), tendons(m.num_tendons), pulls(m.num_tendon_bodies),
-          leader_pulls(m.num_strings ? m.num_tendon_bodies : 0), row_pulls(leader_pulls), residual(m.num_unknowns),
-          values(m.schedule.num_values) {
+          curves(m.curved ? CurveData<T>::size * m.num_joints : 0), joint_cones(m.num_joint_cones), pairs(m.num_pairs),
+          couples(m.num_couples), couplings(m.num_couplings), coupling_ends(m.num_coupling_ends), tendons(m.num_tendons),
+          pulls(m.num_tendon_bodies), leader_pulls(m.num_strings ? m.num_tendon_bodies : 0), row_pulls(leader_pulls),
+          residual(m.num_unknowns), values(m.schedule.num_values) {
         BodyPose<T> origin{};
         origin.q.w = broadcast<T>(1.0);
         origin.R = rotation_matrix(origin.q);
@@ -51,8 +51,6 @@ struct Problem {
         world.pose = world.next = world.incoming = origin;
         world.increment.w = world.arrival.w = broadcast<T>(1.0);
         has_armature = std::any_of(m.joints.begin(), m.joints.end(), [](const JointTable &joint) { return joint.armature >= 0; });
-        for (const JointTable &joint : m.joints)
-            if (joint.curve >= 0) curves.resize(m.num_joints * CurveData<T>::size);
     }
 
     // Whether trees take rates from turns of bodies, as a step does and a derivative does not.
@@ -173,7 +171,7 @@ struct Problem {
     // The data of the curves of a joint that has them.
     TD_INLINE CurveData<T> curve(const JointTable &joint) {
         T *first = &curves[(&joint - mechanism.joints.data()) * CurveData<T>::size];
-        return {first, first + 4, first + 8};
+        return {first, first + 4, first + 8, first + 12};
     }
     TD_INLINE const CurveData<T> curve(const JointTable &joint) const { return const_cast<Problem *>(this)->curve(joint); }
 
