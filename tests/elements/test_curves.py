@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import torchdojo as td
+from mechanics import impulses_on_bodies
 from torchdojo.io import load_mjcf, mjcf_state, read_mjcf
 
 LAW = 'stiffness="3 {sign}5 7" damping=".2 .5 .25"'
@@ -139,6 +140,40 @@ def test_force_is_minus_the_slope_of_the_energy() -> None:
     stretch, curve = torch.randn(100).requires_grad_(), torch.randn(100, 2)
     (slope,) = torch.autograd.grad(td.elements.curves.curve_energy(stretch, curve).sum(), stretch)
     torch.testing.assert_close(slope, td.elements.curves.curve_force(stretch, curve).detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["native", "reference"])
+def test_curves_of_tendons_keep_momentum(backend: str) -> None:
+    """Their impulse is h times minus the slope of their energy, less a drag that takes power."""
+    torch.manual_seed(12)
+    h = 0.01
+    sites = [td.Site(name, 0.2 * torch.randn(3)) for name in ("a", "b", "a")]
+    curves = {"stiffness_curve": (3.0, 7.0), "damping_curve": (0.4, 0.6), "rest": (0.1, 0.3)}
+    mech = td.Mechanism(
+        {name: td.Body(0.8, (0.10, 0.13, 0.17)) for name in "ab"},
+        {
+            "base": td.Floating(None, "a", actuated=False),
+            "ab": td.Revolute("a", "b", axis=torch.randn(3), child_anchor=(0.1, 0.2, 0.3), actuated=False),
+        },
+        tendons={"string": td.SpatialTendon(sites, **curves), "sum": td.FixedTendon({"ab": 0.7}, **curves)},
+        timestep=h,
+        gravity=(0, 0, 0),
+    )
+    z = mech.to_maximal(torch.randn(4, mech.num_coordinates), torch.randn(4, mech.num_coordinates))
+    mech.options = td.SolverOptions(residual_tol=1e-12, max_halvings=0, min_iterations=2, backend=backend)
+    with torch.no_grad():
+        out = mech.step(z, torch.zeros(4, mech.num_inputs))
+    moved = impulses_on_bodies(mech, z, out, tuple("ab"))
+    assert moved.unbalanced() < 1e-12
+    after = dict(zip("ab", [motion.twist for motion in moved.motions], strict=True))
+    for name, tendon in mech.tendons.items():
+        length, _ = path = tendon.path(*mech.element_poses(z, tendon))
+        rate = path.rate([after[body] for body in tendon.body_names])
+        excess = (-tendon.stretch(length)).detach().requires_grad_()
+        (slope,) = torch.autograd.grad(td.elements.curves.curve_energy(excess, tendon.stiffness_curve.detach()).sum(), excess)
+        drag = -out.impulses[:, mech.impulse_layout[f"tendons.{name}"]][:, 0] / h - slope
+        assert float((drag * rate).min()) > 0
+        torch.testing.assert_close(drag.detach(), (rate * rate.abs() * (0.4 + 0.6 * rate.abs())).detach(), rtol=0, atol=1e-10)
 
 
 def test_large_drag_is_stable() -> None:

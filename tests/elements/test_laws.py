@@ -41,6 +41,7 @@ from torchdojo.elements.rotors import Rotor, Rotors
 from torchdojo.elements.tendon import Tendon
 
 JOINTS = [name for name in joint_types.JOINT_TYPES if name != "Fixed"]
+CURVED = [name for name in JOINTS if joint_types.JOINT_TYPES[name][1] < 2]  # may have polynomials
 BACKENDS = ("native", "reference")
 STATES = 4
 STEP = 0.01
@@ -90,6 +91,7 @@ LAWS = {
     "implicit spring": Row({"spring": (1.0, 5.0), "implicit": True}, damped, "reaction potential", "spring"),
     "servo": Row({"servo_stiffness": (1.0, 9.0), "servo_damping": (0.1, 0.5)}, damped, "reaction axes", "servo_stiffness servo_damping"),
     "drive": Row({"servo_stiffness": (1.0, 9.0), "servo_range": (-0.3, 0.3)}, mean, "reaction axes", "servo_lower servo_upper JointDrive"),
+    "curves": Row({"spring_curve": (1.0, 5.0), "damper_curve": (0.1, 0.5)}, damped, "reaction potential", "spring_curve damper_curve"),
     "input": Row({"actuated": True}, None, "reaction axes power", "Actuators"),
 }  # fmt: skip
 CONTACTS = {
@@ -111,6 +113,7 @@ OTHERS = {
     "test_limits_and_friction_of_tendons_take_energy": "limit_lower limit_upper limit_stiffness limit_time",
     "test_couplings_that_yield_take_energy": "compliance curve",
     "test_string_couplings.py": "StringCoupling",  # a file of its own
+    "test_curves.py": "stiffness_curve damping_curve CurvedJoint ConedJoint",  # and test_ball_cones.py
 }
 #: What has no law of its own: geometry, and base classes.
 GEOMETRY = "axis parent_anchor child_anchor orientation_offset"
@@ -144,10 +147,11 @@ def joint(kind: str, parent: str | None, child: str, **given: Any) -> td.Standar
     """A joint with a random geometry. A range stands for a number per coordinate; limits and flags stay what they are."""
     n = sum(joint_types.JOINT_TYPES[kind])
     values = {
-        key: value[0] + (value[1] - value[0]) * torch.rand(n)
+        key: value[0] + (value[1] - value[0]) * torch.rand((n, 2) if key.endswith("_curve") else (n,))
         if isinstance(value, tuple) and key not in ("limits", "servo_range")
         else value
         for key, value in given.items()
+        if kind in CURVED or not key.endswith("_curve")
     }
     anchors = {"parent_anchor": 0.3 * torch.randn(3), "child_anchor": 0.3 * torch.randn(3)}
     offset = quat.normalize(torch.randn(4))
@@ -187,7 +191,7 @@ def polished(mech: td.Mechanism, backend: str, z: Tensor, u: Tensor | None = Non
 def test_laws_of_joints(law: str, backend: str) -> None:
     mech, z, u, out = stepped(law, backend)
     row = LAWS[law]
-    for kind in JOINTS:
+    for kind in CURVED if law == "curves" else JOINTS:
         joint = mech.joints[kind]
         moved = impulses_on_bodies(mech, z, out, joint.body_names)
         assert moved.unbalanced() < ROUNDING, kind

@@ -120,9 +120,9 @@ struct TendonLaws {
     }
 };
 
-// λ at w.
+// λ at w. Steps and gradients call it once, so a copy in each of them is not worth its size.
 template <class T>
-T tendon_impulse(const Problem<T> &problem, int number, const T *w) {
+[[gnu::noinline]] T tendon_impulse(const Problem<T> &problem, int number, const T *w) {
     const TendonTable &tendon = problem.mechanism.tendons[number];
     const TendonData<T> &data = problem.tendons[number];
     if (!tendon.damped) return data.given;
