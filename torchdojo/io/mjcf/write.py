@@ -216,7 +216,8 @@ def _is_ball(file: Writing, name: str, joint: StandardJoint, laws: dict[str, lis
         return False
     if any(laws.get("springref", ())) and any(laws.get("stiffness", ())):
         return False
-    bounds = [] if joint.limits is None else [abs(bound) for side in joint.limits for bound in _each(side, joint.num_coordinates)[-3:]]
+    sides = () if joint.limits is None or joint.cone is not None else joint.limits
+    bounds = [abs(bound) for side in sides for bound in _each(side, joint.num_coordinates)[-3:]]
     if any(bound < math.pi for bound in bounds):
         return False
     if mech.actuators is None and mech.drives is None:
