@@ -302,6 +302,17 @@ def test_shapes_that_touch_come_back(one: str, two: str, fixed: bool, tmp_path: 
     torch.testing.assert_close(theirs.z, ours.z, rtol=0, atol=TOLERANCE)
 
 
+def test_limits_on_one_side_stay(tmp_path: Path) -> None:
+    joint = td.Revolute(None, "low", axis=(0, 1, 0), limits=(-torch.inf, 0.3))
+    text, left_out = write_mjcf(td.Mechanism({"low": td.Body(1.0, (1, 1, 1))}, {"hinge": joint}))
+    assert left_out == []
+    (tmp_path / "one.xml").write_text(text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other = td.load(tmp_path / "one.xml", contacts=None)
+    assert [bound.tolist() for bound in other.joints["hinge"].limits] == [[-torch.inf], [0.3]]
+
+
 def test_laws_without_a_counterpart_are_named() -> None:
     mech = td.Mechanism(
         {"low": td.Body(1.0, (1, 1, 1)), "root": td.Body(1.0, (1, 1, 1))},

@@ -18,7 +18,7 @@ from torchdojo.io.mjcf.geoms import GeomReader, Points
 from torchdojo.io.mjcf.joints import FIXED, Coordinate, Fit, fit_chain
 from torchdojo.io.mjcf.left_out import report_model
 from torchdojo.io.mjcf.light import light_body
-from torchdojo.io.mjcf.model import CompiledMjcf, compile_mjcf, disabled, import_mujoco, rotation_of
+from torchdojo.io.mjcf.model import OPEN, CompiledMjcf, compile_mjcf, disabled, import_mujoco, rotation_of
 from torchdojo.io.mjcf.names import Names, joint_label
 from torchdojo.io.mjcf.visuals import read_visuals
 from torchdojo.io.robot import (
@@ -306,6 +306,7 @@ class _Reader:
             bounds = c.sign * (model.jnt_range[c.joint] - model.qpos0[adr]) if limited and single else np.array([-np.inf, np.inf])
             if limited and ball and model.jnt_range[c.joint, 1] < np.pi:
                 options["cone"] = float(model.jnt_range[c.joint, 1])
+            bounds = np.where(np.abs(bounds) >= OPEN, np.copysign(np.inf, bounds), bounds)
             wide = (np.abs(bounds) > TURN + ROUNDED_TURN) & np.isfinite(bounds) & (model.jnt_type[c.joint] == int(types.mjJNT_HINGE))
             if wide.any():
                 self.findings.add("ignored", "joint limits", joint_label(model, c.joint), WIDE)

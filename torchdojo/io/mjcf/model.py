@@ -20,9 +20,10 @@ from torchdojo.io.meshes import Folders, MeshMode, check_mode, find_mesh
 from torchdojo.io.report import Findings
 from torchdojo.io.robot import possible_inertia
 
-__all__ = ["CompiledMjcf", "MissingGeom", "compile_mjcf", "disabled", "import_mujoco", "rotation_of"]
+__all__ = ["OPEN", "CompiledMjcf", "MissingGeom", "compile_mjcf", "disabled", "import_mujoco", "rotation_of"]
 
 
+OPEN = 1e10  # a bound of a joint that stands for none in files: MuJoCo has ranges with two bounds
 INCLUDE = re.compile(rb"<include\b[^>]*?\bfile\s*=\s*[\"']([^\"']+)")
 
 

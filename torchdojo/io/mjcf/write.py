@@ -35,6 +35,7 @@ from torchdojo.elements import joints as joints_module
 from torchdojo.elements.bodies import Body
 from torchdojo.elements.joints import JOINT_TYPES, StandardJoint
 from torchdojo.elements.servo import SERVO
+from torchdojo.io.mjcf.model import OPEN
 from torchdojo.io.mjcf.write_actuators import carried_damping, force_ranges, write_actuators
 from torchdojo.io.mjcf.write_contacts import TIMESTEP, write_contacts
 from torchdojo.io.mjcf.write_sensors import write_sensors
@@ -196,10 +197,10 @@ def _joints(file: Writing, name: str, joint: StandardJoint) -> Iterator[ElementT
         for key, curve in (("stiffness", joint.spring_curve), ("damping", joint.damper_curve)):
             if curve is not None and bool(curve[..., i, :].any()):
                 options[key] = " ".join(f"{number:.17g}" for number in (columns[key][i], *curve[..., i, :].flatten().tolist()))
-        if limits is not None:
+        if limits is not None and joint.cone is None:
             low, high = (_each(bound, len(axes))[i] for bound in limits)
-            if max(-low, high) < torch.inf:
-                options["range"] = f"{low:.17g} {high:.17g}"
+            if min(-low, high) < torch.inf:
+                options["range"] = f"{max(low, -OPEN):.17g} {min(high, OPEN):.17g}"
         if forces[i] is not None:
             options["actuatorfrcrange"] = forces[i]
         kind = "slide" if i < joint.free_translations else "hinge"
