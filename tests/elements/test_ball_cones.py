@@ -50,7 +50,7 @@ def test_angle_and_axis_equal_mujoco(tmp_path: Path) -> None:
     assert abs(float(joint.cone - joint.measured(q)[0])) < 1e-12 and float(joint.along_cone(q).norm()) == pytest.approx(1.0, abs=1e-12)
 
 
-@pytest.mark.parametrize("backend", ["auto", "reference"])
+@pytest.mark.parametrize("backend", ["auto", pytest.param("reference", marks=pytest.mark.slow)])
 def test_rotations_stay_inside(backend: str) -> None:
     """Random spins: the angle of every state is at most R, it is reached, and a box would have left room for more."""
     torch.manual_seed(0)
@@ -101,6 +101,7 @@ def test_environments_and_assignment() -> None:
     assert float(mech.joints["j"].cone) == 0.4 and float(mech.joints["j"].upper[0]) == 0.4
 
 
+@pytest.mark.slow
 def test_elements() -> None:
     td.testing.check_element(td.Spherical("a", "b", cone=0.7))
     bound = torch.tensor([0.4, 0.5, torch.inf, torch.inf, torch.inf])

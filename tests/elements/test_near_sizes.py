@@ -109,7 +109,7 @@ TURN = torch.nn.functional.normalize(torch.tensor((1.0, 0.3, 0.2, 0.1), dtype=to
 
 
 @needs_kernel
-@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("adaptive", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_halves_and_substeps(adaptive: bool) -> None:
     """A box of 3 cm hits a plate at 9 m/s: the step is taken in seven, or split."""
     weight = torch.randn(26, generator=torch.Generator().manual_seed(0))
