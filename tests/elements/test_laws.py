@@ -113,12 +113,11 @@ OTHERS = {
     "test_limits_and_friction_of_tendons_take_energy": "limit_lower limit_upper limit_stiffness limit_time",
     "test_couplings_that_yield_take_energy": "compliance curve",
     "test_string_couplings.py": "StringCoupling",  # a file of its own
-    "test_near_sizes.py": "SizedContact",
     "test_curves.py": "stiffness_curve damping_curve CurvedJoint ConedJoint",  # and test_ball_cones.py
 }
-#: What has no law of its own: geometry, and base classes.
+#: What has no law of its own: geometry, base classes, and near contacts that read sizes.
 GEOMETRY = "axis parent_anchor child_anchor orientation_offset"
-BASES = "Element Joint FreePose ServoJoint JointElement Contact FrictionalContact Tendon Coupling LoopJoint"
+BASES = "Element Joint FreePose ServoJoint JointElement Contact FrictionalContact Tendon Coupling LoopJoint SizedContact"
 
 
 def subclasses(cls: type) -> set[type]:
