@@ -193,6 +193,7 @@ def test_files_with_near_contacts_have_adhesion(tmp_path: Path) -> None:
     assert not path_of.status.any() and float((path_of.z[:, 2] - path_of.z[0, 2]).abs().max()) < 1e-3
 
 
+@pytest.mark.slow
 def test_near_contacts_hold_and_let_go() -> None:
     for ctrl, held in ((1.2, True), (0.8, False)):
         mech, z = hung()
@@ -204,6 +205,7 @@ def test_near_contacts_hold_and_let_go() -> None:
             assert float(path.z[-1, 2]) < -0.1
 
 
+@pytest.mark.slow
 def test_gradients_of_near_adhesion_agree_with_differences() -> None:
     """By control and state, along the tangents of the state, of one step."""
     mech, z = hung(0.001)

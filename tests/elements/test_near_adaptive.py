@@ -86,6 +86,7 @@ def meeting(mech: td.Mechanism, impact: float = -1.0) -> Tensor:
 ALWAYS = td.AdaptiveOptions(position_tol=1e-6, rotation_tol=1e-6, max_halvings=1)
 
 
+@pytest.mark.slow
 @needs_kernel
 def test_kernel_and_reference_take_the_same_substeps() -> None:
     paths = []

@@ -305,6 +305,7 @@ def test_newtons_cradle(kind: str) -> None:
     torch.testing.assert_close(speed.sum(-1), torch.ones(61, dtype=torch.float64), atol=1e-10, rtol=0)
 
 
+@pytest.mark.slow
 @needs_kernel
 @pytest.mark.parametrize("backend", ["native", "reference"])
 def test_instants_of_impacts_are_differentiated(backend: str) -> None:

@@ -160,6 +160,7 @@ def test_switches_and_softness_have_their_limits() -> None:
     assert float(yielding.joint_errors(stretched)[..., -1].abs().max()) > 1e-3
 
 
+@pytest.mark.slow
 def test_scenes_copies_and_poses() -> None:
     """A scene renames the bodies; copies step alike; what would open it is refused."""
     mech = scene(coupling())

@@ -238,6 +238,7 @@ def test_an_ellipsoid_takes_the_place_of_the_box_of_its_part() -> None:
     assert not td.PassiveForces(mech, **medium, parts=[])(z).any()
 
 
+@pytest.mark.slow
 def test_gradients_of_all_numbers() -> None:
     """First and second, by states, medium, wind, shape and coefficients; against central differences of 1e-6."""
     mech = leaf()

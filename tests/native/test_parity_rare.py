@@ -182,6 +182,7 @@ def test_couplings_of_turning_joints(kind: str) -> None:
             assert float(mech.joint_errors(out.z).abs().max()) < 1e-9
 
 
+@pytest.mark.slow
 def test_rollouts_with_couplings() -> None:
     """One call of eight steps of a fast gear against as many steps of the reference, past the point where its angles wrap."""
     torch.manual_seed(3)
@@ -320,6 +321,7 @@ def test_couples_with_laws(laws: dict[str, float]) -> None:
     check(*overlapping(collision("sphere", "capsule", False, td.NonlinearContact, **COUPLES[2], **laws)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [exact(1e-6, grad_kappa=1e-3), exact(1e-5, min_iterations=12), exact(1.0)], ids=str)
 def test_options_with_couples_and_couplings(options: td.SolverOptions) -> None:
     mech, z, u = box_with_couples(**COUPLES[2])
@@ -345,6 +347,7 @@ def test_last_rungs_of_the_ladder(kind: str) -> None:
     assert error(steps[0].z, steps[1].z) < 1e-9
 
 
+@pytest.mark.slow
 def test_rollouts_with_couples() -> None:
     """A spinning ball lands on a rolling one, in one call of ten steps."""
     torch.manual_seed(1)

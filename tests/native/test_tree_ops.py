@@ -95,6 +95,7 @@ def test_compiled_gradients_of_parameters() -> None:
     same(*(torch.autograd.grad(energy.sum(), mass) for energy in energies))
 
 
+@pytest.mark.slow
 def test_compiled_jacobians_rollouts_and_vmap() -> None:
     mech = robot()
     q, qd = coordinates(mech, 3)

@@ -45,6 +45,7 @@ def reaching(mech: td.Mechanism) -> planning.Problem:
     return planning.Problem(mech, start, 20, costs=costs, limits=(0.0, 1.0), controls=True, start_activation=0.3, guess=0.3)
 
 
+@pytest.mark.slow
 def test_a_controller_of_muscles_reaches_its_goal() -> None:
     """From elsewhere and with a push: it sees the activations, which lag behind its controls."""
     mech = arm()

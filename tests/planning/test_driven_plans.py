@@ -160,6 +160,7 @@ def test_muscles_reach(method: str) -> None:
     assert plan.tracking_gains().shape == plan.gains.shape
 
 
+@pytest.mark.slow
 def test_activations_are_bounded_and_problems_have_their_own_starts() -> None:
     mech = arm()
     bound = [planning.Activation(target=0.6, names=["elbow_flexor", "elbow_extensor"])]

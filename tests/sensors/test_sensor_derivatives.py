@@ -81,6 +81,7 @@ def test_all_rows_at_once(key: str, repeat: int, batch: tuple[int, ...], learned
     close(solved.D, D)
 
 
+@pytest.mark.slow
 def test_the_reference_has_the_same_rows() -> None:
     """Near a contact, of a joint with friction, by PyTorch alone."""
 

@@ -57,6 +57,7 @@ def test_playbacks_and_files_have_strings_and_loads(tmp_path):
         Playback.of(mech, z, loads={"biceps": np.zeros(7)})
 
 
+@pytest.mark.slow
 def test_page_shows_strings_in_the_color_of_their_load(tmp_path):
     """The straight string is red at its largest load and blue without one; NaN between branches draws nothing, and no error is written."""
     mech, z = strung()
