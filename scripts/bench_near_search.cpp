@@ -58,9 +58,9 @@ void time_broad_phase(const Polytope &core, int bodies) {
     NearPairs pairs;
     const double extent = core.extent + core.radius;
     for (int i = 0; i < bodies; ++i) {
-        pairs.shapes.push_back({i, &core, extent});
+        pairs.shapes.push_back({i, &core, extent, core.radius});
         if (i) pairs.runs.push_back({int32_t(pairs.pairs.size()), i, 0, i});
-        for (int j = 0; j < i; ++j) pairs.pairs.push_back({i, j, 0, 0, 0, {&core, &core}, {extent, extent}});
+        for (int j = 0; j < i; ++j) pairs.pairs.push_back({i, j, 0, 0, 0, {&core, &core}, {extent, extent}, 2 * core.radius, false});
     }
     BroadPhase broad(pairs, bodies);
     std::mt19937 generator(0);
@@ -86,7 +86,7 @@ int main(int, char **arguments) {
     std::vector<Polytope> cores;
     const double *p = numbers.data();
     for (int count = int(*p++); count; --count) {
-        Polytope core{int(p[0]), int(p[1]), int(p[2]), p[3], p + 4};
+        Polytope core{int(p[0]), int(p[1]), int(p[2]), p[3], p + 5};  // no ellipsoid, as p[4] would say
         core.face = core.vertex + 3 * core.vertices, core.edge = core.face + 4 * core.faces;
         p = core.edge + Polytope::edge_size * core.edges;
         core.prepare();

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -123,3 +126,12 @@ def test_height_fields_beside_slots() -> None:
         results.append((z[:13].detach(), torch.autograd.grad(z[:6].sum(), samples)[0]))
     torch.testing.assert_close(results[1], results[0], atol=1e-9, rtol=0)
     assert bool(results[0][1].any())
+
+
+@pytest.mark.slow
+def test_benchmark_of_the_search_reads_the_cores() -> None:
+    """It is compiled apart from the kernel, and reads the same words."""
+    script = Path(__file__).parents[2] / "scripts" / "bench_near_contacts.py"
+    process = subprocess.run([sys.executable, str(script), "none"], capture_output=True, text=True, timeout=300)
+    assert process.returncode == 0, process.stderr
+    assert "broad phase of 3003 pairs" in process.stdout and process.stdout.count("hulls of 64 points, tilt") == 4
