@@ -1,7 +1,7 @@
 // Near terms that bounce (torchdojo/engine/near_bounces.py), and solves with longer reaches (`_narrow` of near_set.py).
 #pragma once
 
-#include "abi/near_steps.hpp"
+#include "abi/near_solves.hpp"
 
 namespace torchdojo {
 

@@ -6,6 +6,7 @@
 
 #include "abi/near_bounces.hpp"
 #include "abi/near_checks.hpp"
+#include "abi/near_points.hpp"
 #include "abi/near_rows.hpp"
 
 namespace torchdojo {
@@ -18,8 +19,8 @@ public:
           halvings(options.max_halvings), r(r), near(near), first(first), count(last - first), width(m.num_parameters + m.num_samples),
           states(state_size * m.num_bodies), bouncing(pairs.any_bounces ? size_t(count * pairs.size()) : 0, -1),
           near_terms(size_t(count * pairs.size()), -1), chosen(near_terms.size()), environments(count), broad(pairs, m.num_bodies),
-          starts(size_t(count) * pairs.pairs.size()), busy(size_t(count) * marks()), compact(handle, count), path(pairs, m.num_bodies),
-          distances(count, Distances(pairs, m.num_bodies)), broken(count) {
+          starts(size_t(count) * pairs.pairs.size()), busy(size_t(count) * marks()), compact(handle, count), points(handle.slots, m),
+          touching(count), path(pairs, m.num_bodies), distances(count, Distances(pairs, m.num_bodies)), broken(count) {
         for (const NearPairs::Pair &pair : pairs.pairs) most = std::max(most, pair.count);
         all.resize(most);
         terms.resize(3 * most);
@@ -81,13 +82,15 @@ private:
     std::vector<NearStart> starts;  // starts of searches, for each environment and pair
     std::vector<uint8_t> busy;  // whether there are terms, near ones or in slots, for each environment and pair
     NearRows compact;
+    NearPoints points;
+    std::vector<std::vector<int32_t>> touching;  // ranks of points that are near half-spaces, for each environment
     PathCheck path;
     std::vector<Distances> distances;  // of each environment
     std::vector<std::vector<int64_t>> broken;  // slots with numbers that are not finite, for each environment
     std::vector<double> from;  // the states before the step, or before a part of it
     std::vector<double> z, impulses, w, terms, gaps, starts_kept;
     bool again = false;  // whether steps are taken once more, for their gradients
-    std::vector<int64_t> status, iterations, substeps, active, cold, narrowing, slots_before;
+    std::vector<int64_t> status, iterations, substeps, active, cold, narrowing, ordered, slots_before;
     std::vector<int32_t> ranks;
     int32_t most = 1;
     // rows of the environments that one call takes
@@ -177,6 +180,7 @@ private:
                 begin(pair, to, slots + pair.first, environment.cold);
                 mark(n, &pair - pairs.pairs.data());
             });
+            points.find(row(n), broad.x.data(), broad.R.data(), broad.moves.data(), environment.timestep, options.kappa, touching[n]);
         }
         for (int pass = 0; pass < passes && !active.empty(); ++pass) {
             cold.clear();
@@ -291,6 +295,7 @@ private:
                 lacks = true;
             }
         });
+        lacks |= solved && points.add_missing(row(n), broad.x.data(), broad.R.data(), environment.timestep, options.kappa, touching[n]);
         environment.bad = !solved || lacks || overflows || pierced || (!environment.sound && free);
         environment.overflows = overflows;
         if (!environment.bad && begin_to_bounce(n)) environment.bad = lacks = true;  // solved once more, with the law of restitution
@@ -329,102 +334,11 @@ private:
             if (handle.slots.is_broken(row(n), handle.slots.ranked(handle.ranks[k]))) broken[n].push_back(k);
     }
 
-    // The slots of an environment that have terms.
-    void list(int64_t n) {
-        std::vector<int32_t> &ranks = compact.filled[n];
-        const int64_t *keys = &chosen[n * pairs.size()];
-        ranks.clear();
-        for (size_t p = 0; p < pairs.pairs.size(); ++p) {
-            if (!busy[n * marks() + p]) continue;
-            const NearPairs::Pair &pair = pairs.pairs[p];
-            for (int32_t k = pair.first; k < pair.first + pair.count; ++k)
-                if (keys[k] >= 0) ranks.push_back(handle.ranks[k]);
-        }
-        for (const int64_t k : broken[n])
-            if (keys[k] < 0) ranks.push_back(handle.ranks[k]);
-        std::sort(ranks.begin(), ranks.end());
-    }
-
-    // Solves a step of these environments, with the terms of their slots.
-    void solve(const std::vector<int64_t> &which, int64_t t, double fading, bool from_warm) {
-        for (const int64_t n : which) list(n);
-        for (size_t start = 0, end; start < which.size(); start = end) {
-            end = compact.choose(which, start);
-            solve_together(&which[start], int64_t(end - start), t, fading, from_warm);
-        }
-    }
-
-    // Solves environments that share a part of the mechanism.
-    void solve_together(const int64_t *which, int64_t size, int64_t t, double fading, bool from_warm) {
-        const std::shared_ptr<Handle> part = handle.part(compact.kept);
-        const int64_t nu = m.num_inputs, nb6 = 6 * m.num_bodies, part_ni = part->table.num_impulses, part_nw = part->table.num_unknowns;
-        const int64_t part_width = part->table.num_parameters + part->table.num_samples;
-        some_rows.resize(size * part_width);
-        some_warm.resize(size * part_nw);
-        out_w.resize(size * part_nw);
-        some_z.resize(size * states);
-        some_u.resize(size * nu);
-        some_wrench.resize(size * nb6);
-        out_z.resize(size * states);
-        out_impulses.resize(size * part_ni);
-        out_counts.resize(3 * size);
-        for (int64_t i = 0; i < size; ++i) {
-            const int64_t n = which[i], in_call = first + n;
-            compact.arrange(n);
-            compact.gather_parameters(row(n), &some_rows[i * part_width], [&](int32_t rank, double *term) {
-                put_slot(n, handle.near_of[rank], term);
-                term[parameter::slot::fading] = fading;
-            });
-            some_rows[i * part_width + parameter::timestep] = environments[n].timestep;
-            std::copy_n(&from[n * states], states, &some_z[i * states]);
-            if (r.u) std::copy_n(r.u + (in_call * r.steps + t) * nu, nu, some_u.data() + i * nu);
-            if (r.wrench) std::copy_n(r.wrench + in_call * nb6, nb6, &some_wrench[i * nb6]);
-            if (from_warm)
-                compact.gather(Slots::unknowns, environments[n].from_call ? r.warm + in_call * m.num_unknowns : w_of(n),
-                               &some_warm[i * part_nw]);
-        }
-        TdRollout one = call(some_rows.data(), size, some_z.data(), r.u ? some_u.data() : nullptr);
-        one.parameter_stride = part_width;
-        if (r.wrench) one.wrench = some_wrench.data();
-        if (from_warm) one.warm = some_warm.data();
-        one.z = out_z.data();
-        one.impulses = out_impulses.data();
-        one.w = out_w.data();
-        one.status = &out_counts[0];
-        one.iterations = &out_counts[size];
-        one.substeps = &out_counts[2 * size];
-        part->forward(many, fading > 0 ? options : of_starts, one, 0, size);
-        for (int64_t i = 0; i < size; ++i) {
-            const int64_t n = which[i];
-            std::copy_n(&out_z[i * states], states, &z[n * states]);
-            status[n] = out_counts[i];
-            iterations[n] = out_counts[size + i];
-            substeps[n] = out_counts[2 * size + i];
-            compact.arrange(n);
-            compact.scatter(n, row(n), options.kappa, status[n] == success, &out_w[i * part_nw], out_impulses.data() + i * part_ni, w_of(n),
-                            impulses_of(n, t));
-            environments[n].from_call = false;
-            environments[n].made += iterations[n];
-        }
-    }
-
-    // A call of one step, with the solutions and counts of all environments.
-    TdRollout call(const double *parameters, int64_t size, const double *start, const double *u) {
-        TdRollout one = {};
-        one.environments = size;
-        one.steps = one.repeat = one.every = one.w_steps = 1;
-        one.parameters = parameters;
-        one.parameter_stride = width;
-        one.z0 = start;
-        one.z0_stride = one.z_stride = states;
-        one.u = u;
-        one.w = w.data();
-        one.impulses = impulses.data();
-        one.status = status.data();
-        one.iterations = iterations.data();
-        one.substeps = substeps.data();
-        return one;
-    }
+    // Members of near_solves.hpp.
+    void list(int64_t n);
+    void solve(const std::vector<int64_t> &which, int64_t t, double fading, bool from_warm);
+    void solve_together(const int64_t *which, int64_t size, int64_t t, double fading, bool from_warm);
+    TdRollout call(const double *parameters, int64_t size, const double *start, const double *u);
 
     // Calls f(pair, number of near terms, the nearest of which are in `terms`) for pairs that have some, and at the start of a step for pairs
     // that had some. travels: at the start of a step, the reach grows by the distance that the step may close.

@@ -30,7 +30,7 @@ public:
             int64_t total = 0;
             for (int g = 0; g < groups; ++g) {
                 wider[g] = std::max(kept[g], slots.room(g, count[g]));
-                total += wider[g];
+                if (slots.first_of(g) < slots.size_near()) total += wider[g];  // all parts have all points
             }
             if (n - first < pack_lanes) most = total + total / 2 + 4;
             else if (total > most) break;

@@ -4,12 +4,16 @@
 // one pair of shapes have the same equations with numbers of their own. So a part of the mechanism is known by how many slots it has of each
 // pair, and every environment puts its own slots with terms there, the numbers of a slot together. A part is a mechanism like any other:
 // the solver knows nothing of slots.
+//
+// The points of a body that touch half-spaces are a slot, too, which counts as empty where all of them are far: a robot has a hundred points,
+// a few of which are near the ground. Their numbers belong to every part. Only steps leave out far points; gradients have all of them.
 #pragma once
 
 #include <array>
 #include <map>
 
 #include "abi/mechanism.hpp"
+#include "elements/far_points.hpp"
 #include "elements/friction.hpp"
 
 namespace torchdojo {
@@ -67,11 +71,22 @@ public:
             slots.push_back(
                 {c, pair.shape_a, {{{contact.impulse, size}, {contact.slack, size}, {start, count}, {output[contact.impulse], size}}}});
         }
-        for (auto &[key, members] : alike) {
+        const auto add_group = [&](std::vector<int32_t> &&members) {
             first.push_back(int32_t(by_rank.size()));
             by_rank.insert(by_rank.end(), members.begin(), members.end());
             group_by_rank.resize(by_rank.size(), int32_t(groups.size()));
             groups.push_back(std::move(members));
+        };
+        for (auto &[key, members] : alike) add_group(std::move(members));
+        num_near = int32_t(slots.size());
+        for (int body = 0; body < m.num_bodies && num_near; ++body) {
+            std::vector<int32_t> points;
+            for (int c = 0; c < m.num_contacts; ++c)
+                if (m.contacts[c].body == body && may_be_far(m.contacts[c])) points.push_back(c);
+            if (points.empty()) continue;
+            slots.push_back({points[0], -1, {}});
+            points_of.push_back(std::move(points));
+            add_group({int32_t(slots.size()) - 1});
         }
         const int32_t sizes[] = {m.num_unknowns, m.num_parameters, m.num_impulses};
         for (const Vector v : {unknowns, parameters, impulses}) {
@@ -88,6 +103,10 @@ public:
 
     bool some() const { return !slots.empty(); }
     int size() const { return int(slots.size()); }
+    int size_near() const { return num_near; }  // slots of near contacts. They come first, also by rank, and then points of bodies
+    const std::vector<int32_t> &points(int32_t rank) const {
+        return points_of[by_rank[rank] - num_near];
+    }  // contacts of the points of a body
     int num_groups() const { return int(groups.size()); }  // slots of one group may take each other's place
 
     // Ranks number the slots of one group after the other.
@@ -113,10 +132,10 @@ public:
         return !std::isfinite(sum);
     }
 
-    // Slots that a part has of a group for `count` terms: 4, 8, 16, ..., so that few parts are enough while terms come and go.
+    // Slots that a part has of a group for `count` terms: 1, 2, 3, 4, 6, 8, 12, ..., so that few parts are enough while terms come and go.
     int32_t room(int group, int32_t count) const {
-        int32_t room = count ? 4 : 0;
-        while (room < count) room *= 2;
+        int32_t room = count;
+        for (int32_t power = 4; power < count; power *= 2) room = count <= power + power / 2 ? power + power / 2 : 2 * power;
         return std::min(int32_t(groups[group].size()), room);
     }
 
@@ -172,6 +191,8 @@ private:
     std::vector<Slot> slots;
     std::vector<int32_t> slot_of;  // per contact; −1: none
     std::vector<std::vector<int32_t>> groups;
+    int32_t num_near = 0;
+    std::vector<std::vector<int32_t>> points_of;
     std::vector<int32_t> by_rank, group_by_rank, first;  // slot and group of each rank; first rank of each group
     std::vector<Run> others[3];  // numbers that belong to no slot
 
@@ -186,7 +207,7 @@ private:
         return (kinds & 1 ? 3 : 0) + (kinds & 2 ? 1 : 0);
     }
 
-    bool is_empty(const double *p, const Slot &slot) const { return p[slot.term] < 0 && !is_broken(p, slot); }
+    bool is_empty(const double *p, const Slot &slot) const { return slot.term >= 0 && p[slot.term] < 0 && !is_broken(p, slot); }
 
     std::vector<int32_t> keep_contacts(Tables &m, const std::vector<char> &leaves, const std::vector<int32_t> &w,
                                        const std::vector<int32_t> &p) const;
@@ -361,6 +382,13 @@ inline std::vector<int32_t> Slots::keep_contacts(Tables &m, const std::vector<ch
     m.pairs.clear();
     m.couples.clear();
     for (int c = 0; c < whole.num_contacts; ++c) {
+        if (leaves[c] && whole.contacts[c].pair < 0) {
+            m.far.push_back(whole.contacts[c]);
+            move_places(w, m.far.back().impulse, m.far.back().slack);
+            move_places(p, m.far.back().parameters);
+            m.num_cones -= whole.contacts[c].friction ? 2 : 1;
+            continue;
+        }
         if (leaves[c]) {
             m.num_cones -= 2 + cones_of_couples(whole, whole.contacts[c]);  // the gap and a disc
             continue;
@@ -379,6 +407,7 @@ inline std::vector<int32_t> Slots::keep_contacts(Tables &m, const std::vector<ch
         }
         m.contacts.push_back(contact);
     }
+    std::stable_sort(m.far.begin(), m.far.end(), [](const ContactTable &a, const ContactTable &b) { return a.body < b.body; });
     m.num_contacts = int32_t(m.contacts.size());
     m.num_pairs = int32_t(m.pairs.size());
     m.num_couples = int32_t(m.couples.size());
@@ -393,7 +422,11 @@ inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
     std::vector<char> leaves(whole.num_contacts);
     for (size_t g = 0; g < groups.size(); ++g) {
         order.insert(order.end(), groups[g].begin(), groups[g].end());
-        for (size_t k = kept[g]; k < groups[g].size(); ++k) leaves[slots[groups[g][k]].contact] = 1;
+        if (first[g] < num_near) {
+            for (size_t k = kept[g]; k < groups[g].size(); ++k) leaves[slots[groups[g][k]].contact] = 1;
+        } else if (!kept[g]) {
+            for (const int32_t c : points(first[g])) leaves[c] = 1;
+        }
     }
     const std::vector<int32_t> w = places(unknowns, kept, order, whole.num_unknowns, m.num_unknowns);
     const std::vector<int32_t> p = places(parameters, kept, order, whole.num_parameters + whole.num_samples, m.num_parameters);

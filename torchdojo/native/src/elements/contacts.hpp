@@ -3,6 +3,7 @@
 #pragma once
 
 #include "elements/contact.hpp"
+#include "elements/far_points.hpp"
 #include "elements/pair.hpp"
 
 namespace torchdojo {
@@ -26,6 +27,7 @@ struct Contacts {
             if constexpr (condensed) condense(problem, c);
         }
         if constexpr (condensed) condense_couples(problem);
+        FarPoints<T>::add(problem, w);
     }
 
     static void condense(Problem<T> &problem) {

@@ -98,6 +98,13 @@ struct ContactData : FrictionData<T> {
     T beta[2];                        // tangential impulse
 };
 
+// Impulses and slacks of a point that is far from its half-space (far_points.hpp).
+template <class T>
+struct FarData {
+    T gap, gamma;
+    Vec3<T> xi, eta;
+};
+
 // Contacts between bodies or shapes: see pair.hpp. Derivatives are by the next poses (x, φ of the body, then of the other).
 template <class T>
 struct PairData {

@@ -8,6 +8,7 @@
 //     slips and rates                      u/h + 2 |ω| ℓ θ²
 //     momentum, dampers, armature          2 (J/h) θ² + (d + m/h) u
 //     torques of contacts                  2 ℓ θ (P θ + |δP|), P the sum of their impulses
+//     far points                           4 (1 + ℓ)(X + ℓθ) Σ κ/φ²: Newton's method leaves out their derivatives
 //     projection                           (1 + ℓ) Σ |change of a cone variable|
 //
 // Multipliers enter with directions that stay the same during the step. Third-order terms are below these where θ is small.
@@ -52,10 +53,11 @@ public:
             if (joint.armature >= 0)
                 for (int k = 0; k < joint.free(); ++k) armature += problem.parameters[joint.armature + k];
         }
-        for (const ContactTable &contact : mechanism.contacts) {
-            const T *p = &problem.parameters[contact.parameters];
-            reach = max(reach, length(load3(p + parameter::point)) + p[parameter::radius]);
-        }
+        for (const auto &some : {&mechanism.contacts, &mechanism.far})
+            for (const ContactTable &contact : *some) {
+                const T *p = &problem.parameters[contact.parameters];
+                reach = max(reach, length(load3(p + parameter::point)) + p[parameter::radius]);
+            }
     }
 
     // The bound, for the step `direction` to w, whose cone variables Newton's method had at `newton`.
@@ -89,6 +91,7 @@ public:
         const T displaced = 4.0 * turn * (way + (1.0 + reach) * turn);
         T sum = displaced * (1.0 + damping + inverse_h * armature) + (2.0 * inverse_h * inertia) * (turn * turn);
         if (has_rates) sum += inverse_h * displaced + (2.0 * reach) * sqrt(speed) * (turn * turn);
+        if (!mechanism.far.empty()) sum += 4.0 * problem.far_stiffness * (1.0 + reach) * (way + reach * turn);
         return sum + (2.0 * reach) * turn * (pressed * turn + pressing) + (1.0 + reach) * moved;
     }
 

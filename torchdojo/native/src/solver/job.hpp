@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "base/interleave.hpp"
+#include "elements/far_points.hpp"
 #include "elements/tendon_impulse.hpp"
 #include "solver/problem.hpp"
 
@@ -47,6 +48,7 @@ void keep_solution(const Problem<T> &problem, const T *w, int lane, const Job &j
     take_lane(w, lane, job.w, m.num_unknowns);
     for (int k = 0; k < m.num_tendons; ++k)
         job.w[m.tendons[k].row] = get(m.tendons[k].damped ? tendon_impulse(problem, k, w) : problem.tendons[k].given, lane);
+    FarPoints<T>::keep(problem, lane, job.w);
     for (int k = 0; k < m.num_impulses; ++k) job.impulses[k] = job.w[m.impulses[k]];
     for (int i = 0; i < m.num_bodies; ++i) {
         const BodyPose<T> &next = problem.bodies[i].next;

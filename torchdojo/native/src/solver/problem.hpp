@@ -15,6 +15,8 @@ struct Problem {
     std::vector<BodyData<T>> bodies;  // the world is the last
     std::vector<JointData<T>> joints;
     std::vector<ContactData<T>> contacts;
+    std::vector<FarData<T>> far;
+    T far_stiffness{};                // the largest sum of κ/φ² of the far points of a body, at the last w
     std::vector<LawData<T>> laws;
     std::vector<FreeData<T>> free;
     std::vector<T> curves;            // `CurveData` of all joints, where any has a curve
@@ -31,6 +33,7 @@ struct Problem {
     std::vector<T> values;            // the condensed matrix
     T inverse_timestep{};
     double depenetration_speed = 0.0; // as in Options
+    double kappa = 0.0;               // as in Options, for far points
     bool overlaps = false;            // whether a law of overlap acts on some contact in this step
     bool has_armature = false;
     bool columns = true;              // whether the impulses of joints on their bodies are wanted as columns of the matrix
@@ -38,11 +41,11 @@ struct Problem {
 
     explicit Problem(const MechanismTable &m)
         : mechanism(m), parameters(m.num_parameters), z(state_size * m.num_bodies), u(m.num_inputs), wrench(6 * m.num_bodies),
-          bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), laws(m.num_contacts), free(m.num_free_data),
-          curves(m.curved ? CurveData<T>::size * m.num_joints : 0), joint_cones(m.num_joint_cones), pairs(m.num_pairs),
-          couples(m.num_couples), couplings(m.num_couplings), coupling_ends(m.num_coupling_ends), tendons(m.num_tendons),
-          pulls(m.num_tendon_bodies), leader_pulls(m.num_strings ? m.num_tendon_bodies : 0), row_pulls(leader_pulls),
-          residual(m.num_unknowns), values(m.schedule.num_values) {
+          bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), far(m.far.size()), laws(m.num_contacts),
+          free(m.num_free_data), curves(m.curved ? CurveData<T>::size * m.num_joints : 0), joint_cones(m.num_joint_cones),
+          pairs(m.num_pairs), couples(m.num_couples), couplings(m.num_couplings), coupling_ends(m.num_coupling_ends),
+          tendons(m.num_tendons), pulls(m.num_tendon_bodies), leader_pulls(m.num_strings ? m.num_tendon_bodies : 0),
+          row_pulls(leader_pulls), residual(m.num_unknowns), values(m.schedule.num_values) {
         BodyPose<T> origin{};
         origin.q.w = broadcast<T>(1.0);
         origin.R = rotation_matrix(origin.q);

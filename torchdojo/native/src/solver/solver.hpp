@@ -45,6 +45,7 @@ public:
     void bind(const Options &options, const double *shared) {
         this->options = options;
         problem.depenetration_speed = options.depenetration_speed;
+        problem.kappa = options.kappa;
         problem.measured = Mask<T>{};
         on_tree = tree.usable && options.kappa >= constant::tree_kappa;
         shortest_factor = std::ldexp(1.0, -int(options.max_halvings));
@@ -301,7 +302,9 @@ private:
         for (int i = 0; i < mechanism.num_bodies; ++i) {
             problem.place_body(i, trial.data());
             poses += problem.bodies[i].increment.w;
+            if (!mechanism.far.empty()) problem.bodies[i].next.R = rotation_matrix(problem.bodies[i].next.q);
         }
+        FarPoints<T>::add(problem, trial.data());
         for (int lane = 0; lane < lanes<T>; ++lane)
             if (get_mask(sure, lane) && std::isfinite(get(poses, lane))) finish(feed, lane);
         take_next(feed);

@@ -107,6 +107,7 @@ public:
         add_pressed(reactions.data());
         linearize_joints<derived>(problem, w);
         if (next_frames) return;  // derivatives need no residual
+        FarPoints<T>::add(problem, w);
         for (int i = 0; i < mechanism.num_bodies; ++i) {
             const Vec3<T> force = load3(&reactions[6 * i]), torque = load3(&reactions[6 * i + 3]) - cross(bodies[i].r, force);
             add3(&problem.residual[6 * i], -force);
