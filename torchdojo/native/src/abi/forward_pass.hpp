@@ -1,6 +1,8 @@
 // Rollouts: the steps of environments, fed to the lanes of the solver.
 #pragma once
 
+#include <memory>
+
 #include "abi/driven.hpp"
 #include "elements/actuation.hpp"
 #include "elements/feedback.hpp"
@@ -11,14 +13,14 @@ namespace torchdojo {
 template <class T>
 struct ForwardWorkspace {
     Stepper<T> stepper;
-    Recovery recovery;
+    std::unique_ptr<Recovery> recovery;  // made for the first step that needs it
     SplitSteps<T> splits;
     Actuation actuation;
     DrivenForward<T> drives;
     Feedback feedback;
     std::vector<double> impulses, inputs;  // one step in each lane: impulses that a period sums, and inputs by a law
     explicit ForwardWorkspace(const MechanismTable &m)
-        : stepper(m), recovery(m), splits(m), actuation(m), drives(m), feedback(m), impulses(size_t(lanes<T>) * m.num_impulses),
+        : stepper(m), splits(m), actuation(m), drives(m), feedback(m), impulses(size_t(lanes<T>) * m.num_impulses),
           inputs(size_t(lanes<T>) * m.num_inputs) {}
 };
 
@@ -96,6 +98,11 @@ struct RolloutFeed {
     }
 
 private:
+    Recovery &recovery() {
+        if (!workspace.recovery) workspace.recovery = std::make_unique<Recovery>(mechanism);
+        return *workspace.recovery;
+    }
+
     // Sets the input of step t of environment n by the law, and the start of its iterations.
     void apply(const TdFeedback &law, int64_t n, int64_t t, Job &job) {
         const int64_t period = period_of(rollout, t), periods = period_of(rollout, rollout.steps);
@@ -108,7 +115,7 @@ private:
         if (*job.status == too_fast) return workspace.splits.begin(lane, job);
         if (!solved && options.give_up) given_up[lane] = *job.status;
         else if (*job.status == max_iterations)
-            solved = workspace.recovery.recover(job, options, shared_parameters(rollout), workspace.splits.depth(lane));
+            solved = recovery().recover(job, options, shared_parameters(rollout), workspace.splits.depth(lane));
         const Job *whole = workspace.splits.finish(lane, job, solved);
         if (whole && rollout.repeat > 1) gather(environment[lane], step[lane] - 1, *whole);
     }

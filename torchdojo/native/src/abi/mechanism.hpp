@@ -99,6 +99,13 @@ struct Tables : rows::Head {
     std::vector<int32_t> impulses;  // positions in w of StepOutput.impulses
     std::vector<Fill> fill;  // blocks that are zero in the matrix and nonzero in its factors
 
+    // A copy without contacts and what belongs to them, of which a part has few.
+    struct WithoutContacts {};
+    Tables(const Tables &m, WithoutContacts)
+        : rows::Head(m), bodies(m.bodies), joints(m.joints), joint_cones(m.joint_cones), couplings(m.couplings),
+          coupling_ends(m.coupling_ends), tendons(m.tendons), strings(m.strings), tendon_bodies(m.tendon_bodies),
+          tendon_blocks(m.tendon_blocks), tendon_parts(m.tendon_parts), tree(m.tree) {}
+
     explicit Tables(const int32_t *table) {
         const int32_t *p = read<rows::Head>(table, *this);
         p = read<rows::Body>(p, bodies, num_bodies);

@@ -107,9 +107,10 @@ public:
 
     // Sets impulses to zero that `scatter` wrote.
     void clear(int64_t n, double *impulses) const {
-        const auto fill = [&](const Slots::Run &run) { std::fill_n(impulses + run.from, run.count, 0.0); };
-        for (const Slots::Run &run : slots.rest(Slots::impulses)) fill(run);
-        for (const int32_t rank : written[n]) fill(slots.ranked(rank).runs[3]);
+        for (const int32_t rank : written[n]) {
+            const Slots::Run &run = slots.ranked(rank).runs[3];
+            std::fill_n(impulses + run.from, run.count, 0.0);
+        }
     }
 
 private:

@@ -378,9 +378,6 @@ inline std::vector<int32_t> move_blocks(Tables &m, const MechanismTable &whole) 
 inline std::vector<int32_t> Slots::keep_contacts(Tables &m, const std::vector<char> &leaves, const std::vector<int32_t> &w,
                                                  const std::vector<int32_t> &p) const {
     std::vector<int32_t> contact_of(whole.num_contacts, -1);
-    m.contacts.clear();
-    m.pairs.clear();
-    m.couples.clear();
     for (int c = 0; c < whole.num_contacts; ++c) {
         if (leaves[c] && whole.contacts[c].pair < 0) {
             m.far.push_back(whole.contacts[c]);
@@ -415,9 +412,7 @@ inline std::vector<int32_t> Slots::keep_contacts(Tables &m, const std::vector<ch
 }
 
 inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
-    Tables m = whole;
-    m.polytope_numbers.clear();
-    m.polytopes.clear();  // pairs point to the polytopes of the whole
+    Tables m(whole, Tables::WithoutContacts{});  // pairs point to the polytopes of the whole
     std::vector<int32_t> order;
     std::vector<char> leaves(whole.num_contacts);
     for (size_t g = 0; g < groups.size(); ++g) {

@@ -23,7 +23,7 @@ struct Contacts {
         for (int c = 0; c < problem.mechanism.num_contacts; ++c) {
             const ContactTable &contact = problem.mechanism.contacts[c];
             if (contact.pair < 0) HalfSpace<T>::template linearize<derived>(problem, contact, problem.contacts[c], w);
-            else linearize_pair(problem, contact, problem.contacts[c], w);
+            else linearize_pair<derived>(problem, contact, problem.contacts[c], w);
             if constexpr (condensed) condense(problem, c);
         }
         if constexpr (condensed) condense_couples(problem);

@@ -296,9 +296,45 @@ void linearize_shapes(Problem<T> &problem, const ContactTable &contact, ContactD
                   row + contact.cone);
 }
 
+// The residual of `linearize_shapes` alone, where velocities have no part in the gap and impulses have no couples.
 template <class T>
+void evaluate_shapes(Problem<T> &problem, const ContactTable &contact, ContactData<T> &data, const T *w) {
+    const MechanismTable &m = problem.mechanism;
+    const PairTable &pair = m.pairs[contact.pair];
+    const bool world = pair.other == m.num_bodies;
+    const T *impulse = w + contact.impulse, *slack = w + contact.slack;
+    const int bodies[2] = {contact.body, pair.other};
+    const BodyPose<T> &a = problem.bodies[bodies[0]].next, &b = world ? problem.bodies[bodies[1]].pose : problem.bodies[bodies[1]].next;
+    const Touch<T> touching = touch<T, T>(problem, pair, contact.body, a.x, a.R, b.x, b.R);
+    Vec3<T> t1, t2;
+    tangents<T, T>(touching.n, t1, t2);
+    data.beta[0] = data.beta[1] = T{};
+    if (contact.friction) tangential(contact, impulse + contact.cone, data.beta);
+    Vec3<T> force = impulse[0] * touching.n + data.beta[0] * t1 + data.beta[1] * t2, velocity{};
+    if (pair.cores[0]) force = touching.weight * force;
+    for (const int i : {0, 1}) {
+        if (i && world) continue;
+        const double sign = i ? -1.0 : 1.0;
+        const Mat3<T> &frame = world ? a.R : problem.bodies[bodies[i]].pose.R;
+        const Vec3<T> &lever = i ? touching.lever_b : touching.lever_a, omega = frame * load3(w + 6 * bodies[i] + 3);
+        velocity = velocity + sign * (load3(w + 6 * bodies[i]) + cross(omega, lever));
+        add3(&problem.residual[6 * bodies[i]], -sign * force);
+        add3(&problem.residual[6 * bodies[i] + 3], -sign * transposed_times(frame, cross(lever, force)));
+    }
+    T gap = touching.distance;
+    if (problem.overlaps && problem.laws[contact.law].overlaps) gap += GapLaw<T>::shift(problem, contact, impulse[0]);
+    T *row = &problem.residual[contact.impulse];
+    row[0] = gap - slack[0];
+    friction_rows(contact, problem.parameters[contact.parameters + parameter::friction] * impulse[0], impulse + contact.cone,
+                  slack + contact.cone, dot(t1, velocity), dot(t2, velocity), row + contact.cone);
+}
+
+template <bool derived, class T>
 void linearize_pair(Problem<T> &problem, const ContactTable &contact, ContactData<T> &data, const T *w) {
-    if (!BallOnPlane<T>::is(problem.mechanism, contact)) return linearize_shapes(problem, contact, data, w);
+    if (!BallOnPlane<T>::is(problem.mechanism, contact)) {
+        if (!derived && !contact.num_couples && !Restitution<T>::acts(contact)) return evaluate_shapes(problem, contact, data, w);
+        return linearize_shapes(problem, contact, data, w);
+    }
     const PairTable &pair = problem.mechanism.pairs[contact.pair];
     const Vec3<T> n = problem.bodies[pair.other].pose.R * load3(&problem.parameters[pair.shape_b]);
     Vec3<T> t1, t2;
