@@ -2,12 +2,12 @@
 
     python scripts/compare_self_collision.py MODELS [FILE ...] [--batch 256] [--steps 20] [--repetitions 3] [--near auto all none]
 
-MODELS is a folder of robot files, such as the one of TORCHDOJO_SHARED. Both engines start in the same pose with small random velocities, on the
-ground where the robot floats: the first keyframe of the file, with its controls, or coordinates of zero within their limits, without inputs.
-MuJoCo gets what our loader adds: the ground, a floating base, mesh files. Both take the same timestep on one thread. After `steps` steps that
-are not timed, the next ones are timed several times, from the same states. Times are of the processor, per environment and step: the fastest
-rollout, and the fastest call of one step. `touching`: terms of ours that bear, and contacts of MuJoCo, of one environment. A file
-that MuJoCo refuses has no time of MuJoCo.
+MODELS is a folder of robot files, such as the one of TORCHDOJO_SHARED. Both engines start in the same pose with small random velocities, on
+the ground where the robot floats: the first keyframe of the file, with its controls, or coordinates of zero within their limits, without
+inputs. MuJoCo gets what our loader adds: the ground, a floating base, mesh files. Both take the same timestep on one thread. After `steps`
+steps that are not timed, the next ones are timed several times, from the same states. Times are of the processor, per environment and step:
+the fastest rollout, and the fastest call of one step. `touching`: terms of ours that bear, and contacts of MuJoCo, of one environment. A
+file that MuJoCo refuses has no time of MuJoCo.
 """
 
 from __future__ import annotations

@@ -1,15 +1,20 @@
-"""The memory of the kernel's results: a caller who copies them on chooses it, so that the kernel writes where copies read."""
+"""The memory of the kernel's results: a caller who copies them on chooses it, so that the kernel writes where copies read.
+
+Large results take their pages anew from the system, which costs more than what the kernel does with them, or use pages again (`UsedPages`).
+"""
 
 from __future__ import annotations
 
 import contextlib
+import mmap
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
 
-__all__ = ["allocator", "chosen", "results_in"]
+__all__ = ["UsedPages", "allocator", "chosen", "pages", "results_in"]
 
 Allocator = Callable[..., Tensor]  # called as `Tensor.new_empty`: sizes, or one sequence of them, and a dtype
 
@@ -36,3 +41,40 @@ def results_in(make: Allocator) -> Iterator[None]:
         yield
     finally:
         _thread.allocator = before
+
+
+def pages(size: int) -> mmap.mmap:
+    """Memory of `size` bytes that the system clears page by page, when they are first written."""
+    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+    return mmap.mmap(-1, size, **private)
+
+
+def _references(items: list[Any], place: int) -> int:
+    return sys.getrefcount(items[place])
+
+
+_NOBODY = _references([object()], 0)  # references to what a list alone holds
+
+
+class UsedPages:
+    """Memory that results use one after the other. A tensor from `torch.frombuffer` holds its memory for as long as a view of it lives."""
+
+    def __init__(self, most: int) -> None:
+        """most: how many pieces of memory are kept, in use or not."""
+        self.most = most
+        self.kept: list[mmap.mmap] = []
+        self.lock = threading.Lock()
+
+    def take(self, size: int) -> mmap.mmap:
+        """Memory of `size` bytes that nobody else has, with any contents."""
+        with self.lock:
+            for place in range(len(self.kept)):
+                if len(self.kept[place]) == size and _references(self.kept, place) == _NOBODY:
+                    self.kept.append(self.kept.pop(place))
+                    return self.kept[-1]
+            memory = pages(size)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                with contextlib.suppress(OSError):  # a kernel without them
+                    memory.madvise(mmap.MADV_HUGEPAGE)
+            self.kept = [*self.kept[-self.most + 1 :], memory]
+            return memory

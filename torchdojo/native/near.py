@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
-import mmap
 from typing import Any, NamedTuple
 
 import torch
@@ -14,10 +12,14 @@ from torch import Tensor
 from torchdojo.gradients.request import Request
 from torchdojo.native import calls
 from torchdojo.native.cache import Parameters
+from torchdojo.native.memory import UsedPages, pages
 from torchdojo.native.program import Packed, Program, kernel_library
 from torchdojo.native.request import kernel_options
 
 __all__ = ["Near", "NearFunction", "NearProblem", "NearRollout", "near_terms"]
+
+SMALL, LARGE = 1 << 20, 1 << 27  # sizes of memory [bytes] between which results use pages again
+_used = UsedPages(most=6)
 
 
 class Near(NamedTuple):
@@ -49,24 +51,26 @@ def near_terms(parameters: Parameters, contact: int, z: Tensor, reach: Tensor, c
     return Near(terms, counts, gaps)
 
 
-def _zeros(*shape: int, dense: bool) -> Tensor:
+def _zeros(*shape: int) -> Tensor:
     """Zeros, large ones in pages that the system clears when they are first written.
 
     PyTorch writes its zeros, and NumPy asks for huge pages. Impulses of 20 steps of 256 robots with 3,900 slots take 640 MB, nearly all 0.
-
-    Args:
-        dense: whether all of them are about to be written. Then pages are huge where the system has such pages: solutions of 256 robots
-            take 67 MB, and to be handed 16,000 small pages takes longer than to write them.
     """
     size = 8 * math.prod(shape)
-    if size < 1 << 20:
+    if size < SMALL:
         return torch.zeros(shape, dtype=torch.float64)
-    private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-    pages = mmap.mmap(-1, size, **private)
-    if dense and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without them
-            pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=torch.float64).reshape(shape)
+    return torch.frombuffer(pages(size), dtype=torch.float64).reshape(shape)
+
+
+def _empty(*shape: int) -> Tensor:
+    """Numbers that the kernel is about to write, all of them. Large ones use pages again that nobody has any longer.
+
+    Solutions of 256 robots take 67 MB. To be handed that many pages takes longer than to write them.
+    """
+    size = 8 * math.prod(shape)
+    if not SMALL <= size <= LARGE:
+        return torch.empty(shape, dtype=torch.float64)
+    return torch.frombuffer(_used.take(size), dtype=torch.float64).reshape(shape)
 
 
 class NearRollout(NamedTuple):
@@ -111,12 +115,12 @@ class NearProblem(NamedTuple):
         stored, program = steps if all_steps else 1, self.program
         out = NearRollout(
             self.z.new_empty(count, steps + 1, self.z.shape[1]),
-            _zeros(count, steps, program.num_impulses, dense=False),  # impulses of empty slots are not written
-            _zeros(count, stored, program.num_unknowns, dense=True),
+            _zeros(count, steps, program.num_impulses),  # impulses of empty slots are not written
+            _empty(count, stored, program.num_unknowns),
             torch.empty(count, steps, dtype=torch.int64),
             torch.empty(count, steps, dtype=torch.int64),
             torch.empty(count, steps, dtype=torch.int64),
-            _zeros(count, stored, self.slots, 3, dense=True),
+            _empty(count, stored, self.slots, 3),
             torch.empty(count, 2, dtype=torch.int64),
         )
         out.z[:, 0] = self.z
