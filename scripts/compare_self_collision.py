@@ -89,9 +89,10 @@ def row(path: Path, near: str, batch: int, steps: int, repetitions: int) -> None
         flagged = int((first.status != 0).sum() + (taken.status != 0).sum())
         for _ in range(repetitions):
             start = time.process_time()
-            out = mech.step(z, u[:, 0], warm_start=warm)
+            mech.step(z, u[:, 0], warm_start=warm)
             alone = min(alone, time.process_time() - start)
-        touching = float(mech.contact_report(out.z, out).active.sum()) / batch
+        out = mech.step(z[:8], u[:8, 0], warm_start=warm[:8])
+        touching = float(mech.contact_report(out.z, out).active.sum()) / len(out.z)
     reference, contacts = mujoco_step(path, pose, ctrl, floats, batch, steps, repetitions)
     ours = 1e6 * best / batch
     cells = f"{loading:7.2f} {mech.num_bodies:6d} {len(mech.contacts):8d} {pairs:5d} {touching:5.1f} {contacts:5.1f}"
