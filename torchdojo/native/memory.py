@@ -76,5 +76,5 @@ class UsedPages:
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 with contextlib.suppress(OSError):  # a kernel without them
                     memory.madvise(mmap.MADV_HUGEPAGE)
-            self.kept = [*self.kept[-self.most + 1 :], memory]
+            self.kept = [*self.kept, memory][-self.most :]
             return memory

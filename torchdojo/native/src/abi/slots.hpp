@@ -104,9 +104,8 @@ public:
     bool some() const { return !slots.empty(); }
     int size() const { return int(slots.size()); }
     int size_near() const { return num_near; }  // slots of near contacts. They come first, also by rank, and then points of bodies
-    const std::vector<int32_t> &points(int32_t rank) const {
-        return points_of[by_rank[rank] - num_near];
-    }  // contacts of the points of a body
+    // The contacts that are the points of a body.
+    const std::vector<int32_t> &points(int32_t rank) const { return points_of[by_rank[rank] - num_near]; }
     int num_groups() const { return int(groups.size()); }  // slots of one group may take each other's place
 
     // Ranks number the slots of one group after the other.

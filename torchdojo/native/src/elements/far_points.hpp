@@ -2,8 +2,9 @@
 //
 // On the path, a point at the gap φ⁺ whose slip is u has the normal impulse γ = κ/φ⁺, and its friction ξ₁ = μγ, β = −ξ₁u/η₁ with
 // η₁ = (φ⁺/μ + √(φ⁺²/μ² + 4|u|²))/2, which ξ∘η = κe and η₂₃ = u give. Where φ⁺ is large, the derivatives of these impulses are tiny beside
-// the masses: with φ⁺ > `margin`/2 less than h κ/φ⁺² ≤ 4.5e-5 of them. So such points need no unknowns, no cones and no place in the matrix,
-// and Newton's method finds the same solution in as many iterations. Which points are far is the choice of the call (abi/near_points.hpp).
+// the masses: beyond half of `far_margin`, that of γ is at most 4.5e-5 of its body's mass. So such points need no unknowns, no cones and no place
+// in the matrix, and Newton's method finds the same solution in as many iterations. The call chooses which points are far
+// (abi/near_points.hpp). Gaps below half of the margin count as that: iterates may pass there, and solutions that end there are not accepted.
 #pragma once
 
 #include "solver/problem.hpp"
