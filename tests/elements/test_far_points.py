@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -15,10 +17,12 @@ BOX = td.Box((0.1, 0.08, 0.06))
 TOLERANCE = 1e-9  # both solve to 1e-12; impulses of far points follow from gaps of a centimeter
 
 
-def tossed(near: bool, kind: str, kappa: float = 1e-6, mass: float = 0.4, **laws: float) -> td.Mechanism:
+def tossed(
+    near: bool, kind: str, kappa: float = 1e-6, mass: float | Tensor = 0.4, mu: float | Tensor = 0.5, **laws: float
+) -> td.Mechanism:
     """Two boxes on a hinge with points at their corners, and a third one far away, with near contacts to both or without."""
     contact = td.ImpactContact if kind == "frictionless" else td.NonlinearContact
-    friction = {} if kind == "frictionless" else {"friction": 0.5}
+    friction = {} if kind == "frictionless" else {"friction": mu}
     contacts: dict[str, td.Contact] = {}
     corners = [(x, y, z) for x in (-0.05, 0.05) for y in (-0.04, 0.04) for z in (-0.03, 0.03)]
     for body in ("box", "lid"):
@@ -84,6 +88,29 @@ def test_far_points_are_where_they_were(kind: str, kappa: float, mass: float) ->
         z = theirs.z
         ours, theirs = mech.step(z, warm_start=ours.solution), plain.step(z, warm_start=theirs.solution)
     assert 0.1 < touched / (12 * 40) < 0.9  # some are near the ground, some fly
+
+
+def test_environments_may_have_numbers_of_their_own() -> None:
+    mass, mu = torch.linspace(0.1, 2.0, 12, dtype=torch.float64), torch.linspace(0.2, 0.9, 12, dtype=torch.float64)
+    mech, plain = (tossed(near, "disc", mass=mass, mu=mu) for near in (True, False))
+    z = starts(plain, 12)
+    ours, theirs = mech.rollout(z, steps=10), plain.rollout(z, steps=10)
+    assert not ours.status.any()
+    assert (ours.z - theirs.z).abs().max() < 1e-7  # after 10 steps
+    alone = tossed(True, "disc", mass=float(mass[7]), mu=float(mu[7])).rollout(z[7], steps=10)
+    assert (ours.z[7] - alone.z).abs().max() < 1e-7
+
+
+def test_numbers_of_far_points_are_checked() -> None:
+    mu = torch.full((12,), 0.5, dtype=torch.float64)
+    mech = tossed(True, "disc", mu=mu)
+    z = starts(mech, 12)
+    with torch.no_grad():
+        friction = mech.named_contacts()["lid3"].friction
+        friction[2] = math.nan  # of an environment in the air
+    status = mech.step(z).status
+    assert status.nonzero().flatten().tolist() == [2]
+    assert status[2] == int(td.Status.INVALID_INPUT)
 
 
 def test_gradients_count_far_points() -> None:

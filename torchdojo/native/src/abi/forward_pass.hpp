@@ -40,6 +40,7 @@ struct RolloutFeed {
     const TdRollout &rollout;
     const Options &options;
     ForwardWorkspace<T> &workspace;
+    const PartCall *part = nullptr;  // what a part of a mechanism has beside the rollout
     int64_t next_environment, last, environment[lanes<T>] = {}, step[lanes<T>];
     int64_t status[lanes<T>], iterations[lanes<T>], substeps[lanes<T>];  // results of one step, where a period gathers them
     int64_t given_up[lanes<T>];  // the status of the step that has used up its budget, or `success`
@@ -77,6 +78,8 @@ struct RolloutFeed {
             }
             const int64_t n = environment[lane], t = step[lane]++;
             describe(mechanism, rollout, n, t, job);
+            job.part = part;
+            job.in_part = n;
             if (rollout.feedback && t % rollout.repeat == 0) apply(*rollout.feedback, n, t, job);
             double *inputs = workspace.inputs.data() + size_t(lane) * mechanism.num_inputs;
             actuate(rollout, n, t, workspace.actuation, inputs, job);

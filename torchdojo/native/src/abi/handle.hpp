@@ -44,13 +44,14 @@ public:
 
     int64_t lanes() const { return narrower ? torchdojo::lanes<Narrow> : pack_lanes; }
 
-    void forward(bool in_lanes, const Options &o, const TdRollout &r, int64_t first, int64_t last) {
+    // part_call: what a part has beside the rollout.
+    void forward(bool in_lanes, const Options &o, const TdRollout &r, int64_t first, int64_t last, const PartCall *part_call = nullptr) {
         if (has_parts(r))
             return each_part(r, first, last, [&](Handle &part, SlotRows &rows) {
                 part.forward(rows.size() > 1, o, rows.rollout(), 0, rows.size());
                 rows.scatter(o.kappa);
             });
-        with_rollout_worker(in_lanes, [&](auto &worker) { worker.forward(o, r, first, last); });
+        with_rollout_worker(in_lanes, [&](auto &worker) { worker.forward(o, r, first, last, part_call); });
     }
     void backward(bool in_lanes, const Options &o, double kappa, const TdRollout &r, const TdGradient &g, double *sum, int64_t first,
                   int64_t last) {

@@ -83,7 +83,6 @@ struct Tables : rows::Head {
     std::vector<BodyTable> bodies;
     std::vector<JointTable> joints;
     std::vector<ContactTable> contacts;
-    std::vector<ContactTable> far;  // of a part: points whose impulses have a closed form (elements/far_points.hpp), sorted by bodies
     std::vector<JointConeTable> joint_cones;
     std::vector<PairTable> pairs;
     std::vector<CoupleTable> couples;

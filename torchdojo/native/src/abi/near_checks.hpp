@@ -31,7 +31,8 @@ public:
 
     // Takes up a state. A point of a body moves by at most the distance of its origins and its own distance from it times a chord of rotation.
     void move_to(const double *state) {
-        last.resize(ways.size() / 2 * state_size);
+        if (!last.empty() && !std::memcmp(last.data(), state, last.size() * sizeof(double))) return;
+        last.resize((ways.size() / 2 - 1) * state_size);
         for (size_t i = 0; 2 * i + 2 < ways.size(); ++i) {
             const double *now = state + state_size * i, *before = &last[state_size * i];
             const Vec3<double> move = load3(now) - load3(before);

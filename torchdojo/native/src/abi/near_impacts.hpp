@@ -38,6 +38,7 @@ inline void NearSteps::keep_acting(int64_t n, const std::vector<int64_t> &first_
         int64_t &key = chosen[n * pairs.size() + k];
         if (!pairs.bounces[k] || first_terms[k] < 0 || !(first_sum[pairs.output[k]] > least)) continue;
         if (key < 0) key = first_terms[k];
+        busy[n * marks() + pairs.owner[k]] = 1;
         if (key == first_terms[k]) bouncing[n * pairs.size() + k] = key;
     }
 }

@@ -74,20 +74,34 @@ public:
         each(v, [&](int32_t start, int32_t count) { to = std::copy_n(from + start, count, to); });
     }
     // The same for its parameters. Calls put(rank, place of the term) for each slot.
+    // skipped: numbers before those of slots that stand elsewhere, and samples with them.
     template <class F>
-    void gather_parameters(const double *from, double *to, F &&put) const {
-        for (const Slots::Run &run : slots.rest(Slots::parameters)) to = std::copy_n(from + run.from, run.count, to);
+    void gather_parameters(const double *from, double *to, int64_t skipped, F &&put) const {
+        to += skipped;
+        if (!skipped)
+            for (const Slots::Run &run : slots.rest(Slots::parameters)) to = std::copy_n(from + run.from, run.count, to);
         for (const int32_t rank : order) {
-            if (rank >= slots.size_near()) continue;
             const Slots::Run &run = slots.ranked(rank).runs[2];
             std::copy_n(from + run.from, run.count, to);
-            put(rank, to + (slots.ranked(rank).term - run.from));
+            if (rank < slots.size_near()) put(rank, to + (slots.ranked(rank).term - run.from));
             to += run.count;
         }
-        std::copy_n(from + samples, num_samples, to);
+        if (!skipped) std::copy_n(from + samples, num_samples, to);
+    }
+    int64_t num_rest() const {  // numbers before those of slots
+        int64_t sum = 0;
+        for (const Slots::Run &run : slots.rest(Slots::parameters)) sum += run.count;
+        return sum;
+    }
+    // Sets the weights of far points: 1, or 0 where they are in the part.
+    void weigh(double *weights) const {
+        std::fill_n(weights, slots.size() - slots.size_near(), 1.0);
+        for (const int32_t rank : order)
+            if (rank >= slots.size_near()) weights[rank - slots.size_near()] = 0.0;
     }
 
-    // Writes a solution and impulses of the part. Empty slots are at rest, as `SlotRows::scatter` says, and their impulses stay zero.
+    // Writes a solution and impulses of the part. Empty slots are at rest, as `SlotRows::scatter` says, and their impulses stay zero. Points
+    // that are not in the part are left to `NearPoints::keep`.
     void scatter(int64_t n, const double *parameters, double kappa, bool solved, const double *w, const double *impulses, double *all_w,
                  double *all_impulses) {
         if (solved && at_rest[n]) {
@@ -108,6 +122,7 @@ public:
     // Sets impulses to zero that `scatter` wrote.
     void clear(int64_t n, double *impulses) const {
         for (const int32_t rank : written[n]) {
+            if (rank >= slots.size_near()) continue;
             const Slots::Run &run = slots.ranked(rank).runs[3];
             std::fill_n(impulses + run.from, run.count, 0.0);
         }
@@ -154,7 +169,7 @@ private:
             from += run.count;
         }
         for (const int32_t rank : order) {
-            const bool has_term = std::binary_search(filled[n].begin(), filled[n].end(), rank);
+            const bool has_term = rank >= slots.size_near() || std::binary_search(filled[n].begin(), filled[n].end(), rank);
             for (const Slots::Run &run : slots.ranked(rank).in(v)) {
                 if (has_term) std::copy_n(from, run.count, to + run.from);
                 from += run.count;

@@ -34,23 +34,38 @@ inline void NearSteps::solve(const std::vector<int64_t> &which, int64_t t, doubl
 }
 
 // Solves environments that share a part of the mechanism.
-inline void NearSteps::solve_together(const int64_t *which, int64_t size, int64_t t, double fading, bool from_warm) {
+inline void NearSteps::solve_together(int64_t *which, int64_t size, int64_t t, double fading, bool from_warm) {
     const std::shared_ptr<Handle> part = handle.part(compact.kept);
     const int64_t nu = m.num_inputs, nb6 = 6 * m.num_bodies, part_ni = part->table.num_impulses, part_nw = part->table.num_unknowns;
-    const int64_t part_width = part->table.num_parameters + part->table.num_samples;
+    const int64_t part_width = part->table.num_parameters + part->table.num_samples, far = points.size();
+    // Steps that took many iterations do so again: if they begin first, no lane is left with one while the others are idle.
+    std::stable_sort(which, which + size, [&](int64_t i, int64_t j) { return iterations[i] > iterations[j]; });
     some_rows.resize(size * part_width);
     some_warm.resize(size * part_nw);
     out_w.resize(size * part_nw);
     some_z.resize(size * states);
     some_u.resize(size * nu);
     some_wrench.resize(size * nb6);
+    some_weights.resize(size * far);
     out_z.resize(size * states);
     out_impulses.resize(size * part_ni);
     out_counts.resize(3 * size);
+    PartCall &call_of_part = points.call;
+    call_of_part.weights = some_weights.data();
+    call_of_part.parameters = some_rows.data();
+    call_of_part.alike = r.parameter_stride ? 0 : compact.num_rest();
+    if (r.parameter_stride && far) {
+        some_values.resize(size * far * PartCall::size);
+        for (int64_t i = 0; i < size; ++i)
+            std::copy_n(points.numbers(which[i]), far * PartCall::size, &some_values[i * far * PartCall::size]);
+        call_of_part.values = some_values.data();
+        call_of_part.value_stride = far * PartCall::size;
+    }
     for (int64_t i = 0; i < size; ++i) {
         const int64_t n = which[i], in_call = first + n;
         compact.arrange(n);
-        compact.gather_parameters(row(n), &some_rows[i * part_width], [&](int32_t rank, double *term) {
+        compact.weigh(some_weights.data() + i * far);
+        compact.gather_parameters(row(n), &some_rows[i * part_width], i ? call_of_part.alike : 0, [&](int32_t rank, double *term) {
             put_slot(n, handle.near_of[rank], term);
             term[parameter::slot::fading] = fading;
         });
@@ -72,16 +87,19 @@ inline void NearSteps::solve_together(const int64_t *which, int64_t size, int64_
     one.status = &out_counts[0];
     one.iterations = &out_counts[size];
     one.substeps = &out_counts[2 * size];
-    part->forward(many, fading > 0 ? options : of_starts, one, 0, size);
+    part->forward(many, fading > 0 ? options : of_starts, one, 0, size, &call_of_part);
     for (int64_t i = 0; i < size; ++i) {
         const int64_t n = which[i];
         std::copy_n(&out_z[i * states], states, &z[n * states]);
         status[n] = out_counts[i];
         iterations[n] = out_counts[size + i];
         substeps[n] = out_counts[2 * size + i];
+        const bool solved = status[n] == success;
         compact.arrange(n);
-        compact.scatter(n, row(n), options.kappa, status[n] == success, &out_w[i * part_nw], out_impulses.data() + i * part_ni, w_of(n),
+        compact.scatter(n, row(n), options.kappa, solved, &out_w[i * part_nw], out_impulses.data() + i * part_ni, w_of(n),
                         impulses_of(n, t));
+        points.keep(n, row(n), some_weights.data() + i * far, solved ? &z[n * states] : nullptr, environments[n].timestep, options.kappa,
+                    w_of(n), impulses_of(n, t));
         environments[n].from_call = false;
         environments[n].made += iterations[n];
     }

@@ -19,8 +19,9 @@ public:
           halvings(options.max_halvings), r(r), near(near), first(first), count(last - first), width(m.num_parameters + m.num_samples),
           states(state_size * m.num_bodies), bouncing(pairs.any_bounces ? size_t(count * pairs.size()) : 0, -1),
           near_terms(size_t(count * pairs.size()), -1), chosen(near_terms.size()), environments(count), broad(pairs, m.num_bodies),
-          starts(size_t(count) * pairs.pairs.size()), busy(size_t(count) * marks()), compact(handle, count), points(handle.slots, m),
-          touching(count), path(pairs, m.num_bodies), distances(count, Distances(pairs, m.num_bodies)), broken(count) {
+          starts(size_t(count) * pairs.pairs.size()), busy(size_t(count) * marks()), compact(handle, count),
+          points(handle.slots, m, row(0), r.parameter_stride, count), touching(count), path(pairs, m.num_bodies),
+          distances(count, Distances(pairs, m.num_bodies)), broken(count) {
         for (const NearPairs::Pair &pair : pairs.pairs) most = std::max(most, pair.count);
         all.resize(most);
         terms.resize(3 * most);
@@ -94,7 +95,7 @@ private:
     std::vector<int32_t> ranks;
     int32_t most = 1;
     // rows of the environments that one call takes
-    std::vector<double> some_rows, some_z, some_u, some_wrench, some_warm, out_z, out_impulses, out_w;
+    std::vector<double> some_rows, some_z, some_u, some_wrench, some_warm, some_weights, some_values, out_z, out_impulses, out_w;
     std::vector<int64_t> out_counts;
 
     // The parameters of an environment as the call has them. The present terms, fading and timestep stand elsewhere.
@@ -180,7 +181,7 @@ private:
                 begin(pair, to, slots + pair.first, environment.cold);
                 mark(n, &pair - pairs.pairs.data());
             });
-            points.find(row(n), broad.x.data(), broad.R.data(), broad.moves.data(), environment.timestep, options.kappa, touching[n]);
+            points.find(n, row(n), broad.x.data(), broad.R.data(), broad.moves.data(), environment.timestep, options.kappa, touching[n]);
         }
         for (int pass = 0; pass < passes && !active.empty(); ++pass) {
             cold.clear();
@@ -295,7 +296,7 @@ private:
                 lacks = true;
             }
         });
-        lacks |= solved && points.add_missing(row(n), broad.x.data(), broad.R.data(), environment.timestep, options.kappa, touching[n]);
+        lacks |= solved && points.add_missing(n, row(n), broad.x.data(), broad.R.data(), environment.timestep, options.kappa, touching[n]);
         environment.bad = !solved || lacks || overflows || pierced || (!environment.sound && free);
         environment.overflows = overflows;
         if (!environment.bad && begin_to_bounce(n)) environment.bad = lacks = true;  // solved once more, with the law of restitution
@@ -320,7 +321,12 @@ private:
         environment.warm = true;
         if (near.stored == 1 && t + 1 < r.steps) return;
         double *to = near.terms + (in_call * near.stored + (near.stored > 1 ? t : 0)) * 3 * pairs.size();
-        for (int64_t k = 0; k < pairs.size(); ++k) put_slot(n, k, to + 3 * pairs.place[k]);
+        for (int64_t k = 0; k < pairs.size(); ++k) put_term(-1, to + 3 * k);
+        for (size_t p = 0; p < pairs.pairs.size(); ++p) {
+            const NearPairs::Pair &pair = pairs.pairs[p];
+            if (!busy[n * marks() + p]) continue;
+            for (int64_t k = pair.first; k < pair.first + pair.count; ++k) put_slot(n, k, to + 3 * pairs.place[k]);
+        }
     }
 
     // Slots with numbers that are not finite count as slots with terms.
@@ -337,7 +343,7 @@ private:
     // Members of near_solves.hpp.
     void list(int64_t n);
     void solve(const std::vector<int64_t> &which, int64_t t, double fading, bool from_warm);
-    void solve_together(const int64_t *which, int64_t size, int64_t t, double fading, bool from_warm);
+    void solve_together(int64_t *which, int64_t size, int64_t t, double fading, bool from_warm);
     TdRollout call(const double *parameters, int64_t size, const double *start, const double *u);
 
     // Calls f(pair, number of near terms, the nearest of which are in `terms`) for pairs that have some, and at the start of a step for pairs
@@ -355,13 +361,13 @@ private:
             int64_t terms_found = 0;
             if (broad.may_be_near(k)) {
                 const bool fixed = pair.other == m.num_bodies;
-                const Vec3<double> still = {0, 0, 0}, x[2] = {broad.x[pair.body], broad.x[pair.other]};
-                const Mat3<double> R[2] = {broad.R[pair.body], broad.R[pair.other]};
-                const Vec3<double> other = fixed ? still : load3(state + state_size * pair.other + 3);
+                const Vec3<double> still = {0, 0, 0}, other = fixed ? still : load3(state + state_size * pair.other + 3);
                 const Vec3<double> speed = load3(state + state_size * pair.body + 3) - other;
                 const double turns = pair.extent[0] * broad.moves[2 * pair.body + 1] + pair.extent[1] * broad.moves[2 * pair.other + 1];
                 const double reach = reach_at_rest(pair.bounces, h) + (travels ? h * std::sqrt(dot(speed, speed)) + turns : 0.0);
                 if (!(apart.apart(k) > NearSearch::width(*pair.cores[0], *pair.cores[1], reach))) {
+                    const Vec3<double> x[2] = {broad.x[pair.body], broad.x[pair.other]};
+                    const Mat3<double> R[2] = {broad.R[pair.body], broad.R[pair.other]};
                     terms_found = near_search(*pair.cores[0], *pair.cores[1], x, R, reach, pair.count, terms.data(), gaps.data(), start[k]);
                     apart.keep(k, start[k].apart);
                 }

@@ -5,8 +5,8 @@
 // pair, and every environment puts its own slots with terms there, the numbers of a slot together. A part is a mechanism like any other:
 // the solver knows nothing of slots.
 //
-// The points of a body that touch half-spaces are a slot, too, which counts as empty where all of them are far: a robot has a hundred points,
-// a few of which are near the ground. Their numbers belong to every part. Only steps leave out far points; gradients have all of them.
+// A point of a body that touches a half-space is a slot, too, which counts as empty where it is far: a robot has a hundred points, a few of
+// which are near the ground. Only steps leave out far points (near_points.hpp); gradients have all of them.
 #pragma once
 
 #include <array>
@@ -47,14 +47,18 @@ public:
         for (const TendonTable &tendon : m.tendons) starts.push_back(tendon.parameters);
         std::sort(starts.begin(), starts.end());
         for (int k = 0; k < m.num_impulses; ++k) output[m.impulses[k]] = k;
-        std::map<std::array<int32_t, 10>, std::vector<int32_t>> alike;
-        slot_of.assign(m.num_contacts, -1);
+        std::map<std::array<int32_t, 10>, std::vector<int32_t>> alike, alike_points;
+        const auto add = [&](int c, int32_t term, int32_t count, std::vector<int32_t> &group) {
+            const int32_t start = m.contacts[c].parameters, size = m.contacts[c].size(), impulse = m.contacts[c].impulse;
+            group.push_back(int32_t(slots.size()));
+            slots.push_back({c, term, {{{impulse, size}, {m.contacts[c].slack, size}, {start, count}, {output[impulse], size}}}});
+        };
+        const auto count_from = [&](int32_t start) { return *std::upper_bound(starts.begin(), starts.end(), start) - start; };
         for (int c = 0; c < m.num_contacts; ++c) {
             const ContactTable &contact = m.contacts[c];
             if (contact.pair < 0 || !m.pairs[contact.pair].cores[0]) continue;
             const PairTable &pair = m.pairs[contact.pair];
-            const int32_t start = contact.parameters, size = contact.size();
-            const int32_t count = *std::upper_bound(starts.begin(), starts.end(), start) - start;
+            const int32_t start = contact.parameters, count = count_from(start);
             const auto law = [&](int32_t place) { return place < 0 ? place : place - start; };
             const std::array<int32_t, 10> key{contact.body,
                                               pair.other,
@@ -66,10 +70,14 @@ public:
                                               law(contact.stiffness),
                                               law(contact.damping),
                                               couples_of(m, contact)};
-            slot_of[c] = int32_t(slots.size());
-            alike[key].push_back(slot_of[c]);
-            slots.push_back(
-                {c, pair.shape_a, {{{contact.impulse, size}, {contact.slack, size}, {start, count}, {output[contact.impulse], size}}}});
+            add(c, pair.shape_a, count, alike[key]);
+        }
+        num_near = int32_t(slots.size());
+        for (int c = 0; c < m.num_contacts && num_near; ++c) {
+            const ContactTable &contact = m.contacts[c];
+            if (!may_be_far(contact)) continue;
+            const int32_t count = count_from(contact.parameters);
+            add(c, -1, count, alike_points[{contact.body, contact.size(), count}]);
         }
         const auto add_group = [&](std::vector<int32_t> &&members) {
             first.push_back(int32_t(by_rank.size()));
@@ -78,16 +86,7 @@ public:
             groups.push_back(std::move(members));
         };
         for (auto &[key, members] : alike) add_group(std::move(members));
-        num_near = int32_t(slots.size());
-        for (int body = 0; body < m.num_bodies && num_near; ++body) {
-            std::vector<int32_t> points;
-            for (int c = 0; c < m.num_contacts; ++c)
-                if (m.contacts[c].body == body && may_be_far(m.contacts[c])) points.push_back(c);
-            if (points.empty()) continue;
-            slots.push_back({points[0], -1, {}});
-            points_of.push_back(std::move(points));
-            add_group({int32_t(slots.size()) - 1});
-        }
+        for (auto &[key, members] : alike_points) add_group(std::move(members));
         const int32_t sizes[] = {m.num_unknowns, m.num_parameters, m.num_impulses};
         for (const Vector v : {unknowns, parameters, impulses}) {
             std::vector<char> in_slot(sizes[v]);
@@ -103,9 +102,7 @@ public:
 
     bool some() const { return !slots.empty(); }
     int size() const { return int(slots.size()); }
-    int size_near() const { return num_near; }  // slots of near contacts. They come first, also by rank, and then points of bodies
-    // The contacts that are the points of a body.
-    const std::vector<int32_t> &points(int32_t rank) const { return points_of[by_rank[rank] - num_near]; }
+    int size_near() const { return num_near; }  // slots of near contacts. They come first, also by rank, and then points, sorted by bodies
     int num_groups() const { return int(groups.size()); }  // slots of one group may take each other's place
 
     // Ranks number the slots of one group after the other.
@@ -188,10 +185,8 @@ public:
 private:
     const MechanismTable &whole;
     std::vector<Slot> slots;
-    std::vector<int32_t> slot_of;  // per contact; −1: none
     std::vector<std::vector<int32_t>> groups;
     int32_t num_near = 0;
-    std::vector<std::vector<int32_t>> points_of;
     std::vector<int32_t> by_rank, group_by_rank, first;  // slot and group of each rank; first rank of each group
     std::vector<Run> others[3];  // numbers that belong to no slot
 
@@ -378,15 +373,8 @@ inline std::vector<int32_t> Slots::keep_contacts(Tables &m, const std::vector<ch
                                                  const std::vector<int32_t> &p) const {
     std::vector<int32_t> contact_of(whole.num_contacts, -1);
     for (int c = 0; c < whole.num_contacts; ++c) {
-        if (leaves[c] && whole.contacts[c].pair < 0) {
-            m.far.push_back(whole.contacts[c]);
-            move_places(w, m.far.back().impulse, m.far.back().slack);
-            move_places(p, m.far.back().parameters);
-            m.num_cones -= whole.contacts[c].friction ? 2 : 1;
-            continue;
-        }
         if (leaves[c]) {
-            m.num_cones -= 2 + cones_of_couples(whole, whole.contacts[c]);  // the gap and a disc
+            m.num_cones -= (whole.contacts[c].friction ? 2 : 1) + cones_of_couples(whole, whole.contacts[c]);
             continue;
         }
         ContactTable contact = whole.contacts[c];
@@ -403,7 +391,6 @@ inline std::vector<int32_t> Slots::keep_contacts(Tables &m, const std::vector<ch
         }
         m.contacts.push_back(contact);
     }
-    std::stable_sort(m.far.begin(), m.far.end(), [](const ContactTable &a, const ContactTable &b) { return a.body < b.body; });
     m.num_contacts = int32_t(m.contacts.size());
     m.num_pairs = int32_t(m.pairs.size());
     m.num_couples = int32_t(m.couples.size());
@@ -416,11 +403,7 @@ inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
     std::vector<char> leaves(whole.num_contacts);
     for (size_t g = 0; g < groups.size(); ++g) {
         order.insert(order.end(), groups[g].begin(), groups[g].end());
-        if (first[g] < num_near) {
-            for (size_t k = kept[g]; k < groups[g].size(); ++k) leaves[slots[groups[g][k]].contact] = 1;
-        } else if (!kept[g]) {
-            for (const int32_t c : points(first[g])) leaves[c] = 1;
-        }
+        for (size_t k = kept[g]; k < groups[g].size(); ++k) leaves[slots[groups[g][k]].contact] = 1;
     }
     const std::vector<int32_t> w = places(unknowns, kept, order, whole.num_unknowns, m.num_unknowns);
     const std::vector<int32_t> p = places(parameters, kept, order, whole.num_parameters + whole.num_samples, m.num_parameters);

@@ -20,7 +20,8 @@ public:
     ~Worker();
 
     // All functions work on environments first … last; parameters and `grad_kappa` are laid out as in the ABI.
-    void forward(const Options &options, const TdRollout &r, int64_t first, int64_t last);
+    // part: what a part of a mechanism has beside the rollout.
+    void forward(const Options &options, const TdRollout &r, int64_t first, int64_t last, const PartCall *part = nullptr);
     // grad_parameters: as in TdGradient, but a gradient of shared parameters counts these environments alone.
     void backward(const Options &options, double grad_kappa, const TdRollout &r, const TdGradient &g, double *grad_parameters,
                   int64_t first, int64_t last);

@@ -83,9 +83,10 @@ template <class T>
 Worker<T>::~Worker() = default;
 
 template <class T>
-void Worker<T>::forward(const Options &options, const TdRollout &r, int64_t first, int64_t last) {
+void Worker<T>::forward(const Options &options, const TdRollout &r, int64_t first, int64_t last, const PartCall *part) {
     auto workspace = pools->forward.take();
     RolloutFeed<T> feed(mechanism, r, options, *workspace, first, last);
+    feed.part = part;
     workspace->stepper.run(feed, options, shared_parameters(r));
 }
 

@@ -98,11 +98,30 @@ struct ContactData : FrictionData<T> {
     T beta[2];                        // tangential impulse
 };
 
-// Impulses and slacks of a point that is far from its half-space (far_points.hpp).
+// A point that may be far from its half-space (far_points.hpp): its body, and whether it has friction.
+struct FarTable {
+    int32_t body;
+    bool rubs;
+};
+
+// What a call of a part of a mechanism has beside its rollout (abi/near_solves.hpp).
+struct PartCall {
+    static constexpr int size = parameter::friction + 1;  // numbers of a point
+    std::vector<FarTable> points;  // sorted by bodies
+    const double *values = nullptr;  // numbers of each point, for each environment
+    int64_t value_stride = 0;  // from one environment to the next; 0: all have the same
+    const double *weights = nullptr;  // for each environment and point: 1 where it is far and has no unknowns, else 0
+    const double *parameters =
+        nullptr;  // of an environment, the first `alike` numbers of which belong to all, the timestep excepted; and samples
+    int64_t alike = 0;
+};
+
+// The points of a call that are far. slope: the largest sum, over the points of a body, of bounds of derivatives, at the last w.
 template <class T>
-struct FarData {
-    T gap, gamma;
-    Vec3<T> xi, eta;
+struct FarField {
+    const PartCall *call = nullptr;
+    std::vector<T> values, weights;
+    T slope{};
 };
 
 // Contacts between bodies or shapes: see pair.hpp. Derivatives are by the next poses (x, φ of the body, then of the other).

@@ -28,67 +28,80 @@ inline bool may_be_far(const ContactTable &contact) {
            !contact.is_pyramid();
 }
 
+// The motion of a body at the end of a step, and what its points share.
+template <class T>
+struct FarBody {
+    Vec3<T> x, v, spin;  // spin: angular velocity in world axes
+    Mat3<T> R;
+    T kappa, least_gap;
+};
+
+// A point of such a body. number(k): number k of its contact, in the order of `parameter`.
+template <class T>
+struct FarImpulse {
+    T gap, gamma, slope{};  // slope: a bound of the derivative of the impulse by displacements in the step
+    Vec3<T> xi, eta, impulse, lever;
+
+    template <class F>
+    TD_INLINE FarImpulse(const F &number, const FarBody<T> &body, bool rubs, const T &inverse_h) {
+        const auto vector = [&](int k) { return Vec3<T>{number(k), number(k + 1), number(k + 2)}; };
+        const Vec3<T> normal = vector(parameter::normal), arm = body.R * vector(parameter::point);
+        const T radius = number(parameter::radius);
+        gap = max(dot(normal, body.x + arm) - number(parameter::offset) - radius, body.least_gap);
+        const T inverse = inverse_of(gap);
+        gamma = body.kappa * inverse;
+        slope = gamma * inverse;
+        lever = arm - radius * normal;
+        impulse = gamma * normal;
+        if (!rubs) return;
+        const Vec3<T> t1 = vector(parameter::tangents), t2 = vector(parameter::tangents + 3), u = body.v + cross(body.spin, lever);
+        const T mu = number(parameter::friction), ratio = quotient(gap, mu), s1 = dot(t1, u), s2 = dot(t2, u);
+        const T first_slack = 0.5 * (ratio + root(ratio * ratio + 4.0 * (s1 * s1 + s2 * s2)));
+        const T height = mu * gamma, scale = quotient(height, first_slack);
+        xi = {height, -scale * s1, -scale * s2};
+        eta = {first_slack, s1, s2};
+        impulse = impulse + xi.y * t1 + xi.z * t2;
+        slope += scale * inverse_h;
+    }
+};
+
 template <class T>
 struct FarPoints {
-    // Computes impulses and slacks at w, at which the bodies have been placed, and adds them to the balance of the bodies.
+    // Adds the impulses at w, at which the bodies have been placed, to the balance of the bodies.
     static void add(Problem<T> &problem, const T *w) {
-        const MechanismTable &m = problem.mechanism;
-        problem.far_stiffness = T{};
-        for (size_t first = 0, end; first < m.far.size(); first = end) {
-            for (end = first + 1; end < m.far.size() && m.far[end].body == m.far[first].body;) ++end;
-            add_body(problem, m.far[first].body, first, end, w);
-        }
-    }
-
-    // One lane of impulses and slacks as a solution has them.
-    static void keep(const Problem<T> &problem, int lane, double *w) {
-        const MechanismTable &m = problem.mechanism;
-        for (size_t k = 0; k < m.far.size(); ++k) {
-            const ContactTable &contact = m.far[k];
-            const FarData<T> &data = problem.far[k];
-            w[contact.impulse] = get(data.gamma, lane);
-            w[contact.slack] = get(data.gap, lane);
-            for (int i = 0; i < contact.friction_size(); ++i) {
-                w[contact.friction_impulse() + i] = get(data.xi[i], lane);
-                w[contact.friction_slack() + i] = get(data.eta[i], lane);
-            }
+        FarField<T> &far = problem.far;
+        if (!far.call) return;
+        far.slope = T{};
+        for (size_t first = 0, end; first < far.weights.size(); first = end) {
+            const int body = far.call->points[first].body;
+            for (end = first + 1; end < far.weights.size() && far.call->points[end].body == body;) ++end;
+            add_body(problem, body, first, end, w);
         }
     }
 
 private:
-    static void add_body(Problem<T> &problem, int body, size_t first, size_t end, const T *w) {
-        const BodyPose<T> &next = problem.bodies[body].next;
-        const T kappa = broadcast<T>(problem.kappa), mass = problem.body_parameters(body)[parameter::mass];
-        const T floor = 0.5 * far_margin(kappa, problem.timestep(), mass);
-        const Vec3<T> v = load3(w + 6 * body), omega = next.R * load3(w + 6 * body + 3);
+    static void add_body(Problem<T> &problem, int number, size_t first, size_t end, const T *w) {
+        FarField<T> &far = problem.far;
+        const BodyPose<T> &next = problem.bodies[number].next;
+        const T kappa = broadcast<T>(problem.kappa), mass = problem.body_parameters(number)[parameter::mass];
+        const FarBody<T> body{next.x,
+                              load3(w + 6 * number),
+                              next.R * load3(w + 6 * number + 3),
+                              next.R,
+                              kappa,
+                              0.5 * far_margin(kappa, problem.timestep(), mass)};
         Vec3<T> force{}, torque{};
-        T stiffness{};
+        T slope{};
         for (size_t k = first; k < end; ++k) {
-            const ContactTable &contact = problem.mechanism.far[k];
-            FarData<T> &data = problem.far[k];
-            const T *p = &problem.parameters[contact.parameters];
-            const Vec3<T> normal = load3(p + parameter::normal), arm = next.R * load3(p + parameter::point);
-            data.gap = max(dot(normal, next.x + arm) - p[parameter::offset] - p[parameter::radius], floor);
-            const T inverse = inverse_of(data.gap);
-            data.gamma = kappa * inverse;
-            stiffness += data.gamma * inverse;
-            const Vec3<T> lever = arm - p[parameter::radius] * normal;
-            Vec3<T> impulse = data.gamma * normal;
-            if (contact.friction) {
-                const T mu = p[parameter::friction], ratio = quotient(data.gap, mu);
-                const Vec3<T> t1 = load3(p + parameter::tangents), t2 = load3(p + parameter::tangents + 3), u = v + cross(omega, lever);
-                const T s1 = dot(t1, u), s2 = dot(t2, u), first_slack = 0.5 * (ratio + root(ratio * ratio + 4.0 * (s1 * s1 + s2 * s2)));
-                const T height = mu * data.gamma, scale = -quotient(height, first_slack);
-                data.xi = {height, scale * s1, scale * s2};
-                data.eta = {first_slack, s1, s2};
-                impulse = impulse + data.xi.y * t1 + data.xi.z * t2;
-            }
-            force = force + impulse;
-            torque = torque + cross(lever, impulse);
+            const T *p = &far.values[k * PartCall::size], &weight = far.weights[k];
+            const FarImpulse<T> point([&](int i) { return p[i]; }, body, far.call->points[k].rubs, problem.inverse_timestep);
+            slope += weight * point.slope;
+            force = force + weight * point.impulse;
+            torque = torque + weight * cross(point.lever, point.impulse);
         }
-        problem.far_stiffness = max(problem.far_stiffness, stiffness);
-        add3(&problem.residual[6 * body], -force);
-        add3(&problem.residual[6 * body + 3], -transposed_times(next.R, torque));
+        far.slope = max(far.slope, slope);
+        add3(&problem.residual[6 * number], -force);
+        add3(&problem.residual[6 * number + 3], -transposed_times(next.R, torque));
     }
 };
 

@@ -8,7 +8,7 @@
 //     slips and rates                      u/h + 2 |ω| ℓ θ²
 //     momentum, dampers, armature          2 (J/h) θ² + (d + m/h) u
 //     torques of contacts                  2 ℓ θ (P θ + |δP|), P the sum of their impulses
-//     far points                           4 (1 + ℓ)(X + ℓθ) Σ κ/φ²: Newton's method leaves out their derivatives
+//     far points                           4 (1 + ℓ)(X + ℓθ) Σ (κ/φ² + ξ₁/(hη₁)): Newton's method leaves out their derivatives
 //     projection                           (1 + ℓ) Σ |change of a cone variable|
 //
 // Multipliers enter with directions that stay the same during the step. Third-order terms are below these where θ is small.
@@ -53,11 +53,9 @@ public:
             if (joint.armature >= 0)
                 for (int k = 0; k < joint.free(); ++k) armature += problem.parameters[joint.armature + k];
         }
-        for (const auto &some : {&mechanism.contacts, &mechanism.far})
-            for (const ContactTable &contact : *some) {
-                const T *p = &problem.parameters[contact.parameters];
-                reach = max(reach, length(load3(p + parameter::point)) + p[parameter::radius]);
-            }
+        const auto touches = [&](const T *p) { reach = max(reach, length(load3(p + parameter::point)) + p[parameter::radius]); };
+        for (const ContactTable &contact : mechanism.contacts) touches(&problem.parameters[contact.parameters]);
+        for (size_t k = 0; k < problem.far.values.size(); k += PartCall::size) touches(&problem.far.values[k]);
     }
 
     // The bound, for the step `direction` to w, whose cone variables Newton's method had at `newton`.
@@ -91,7 +89,7 @@ public:
         const T displaced = 4.0 * turn * (way + (1.0 + reach) * turn);
         T sum = displaced * (1.0 + damping + inverse_h * armature) + (2.0 * inverse_h * inertia) * (turn * turn);
         if (has_rates) sum += inverse_h * displaced + (2.0 * reach) * sqrt(speed) * (turn * turn);
-        if (!mechanism.far.empty()) sum += 4.0 * problem.far_stiffness * (1.0 + reach) * (way + reach * turn);
+        if (problem.far.call) sum += 4.0 * problem.far.slope * (1.0 + reach) * (way + reach * turn);
         return sum + (2.0 * reach) * turn * (pressed * turn + pressing) + (1.0 + reach) * moved;
     }
 

@@ -6,7 +6,6 @@
 #include <limits>
 
 #include "base/interleave.hpp"
-#include "elements/far_points.hpp"
 #include "elements/tendon_impulse.hpp"
 #include "solver/problem.hpp"
 
@@ -33,6 +32,8 @@ struct Job {
     double timestep_factor = 1.0;  // factor of the timestep in `parameters`: shorter steps replace a step without a solution
     int64_t spent = 0;             // iterations of earlier attempts, which count against the same bound
     bool rescue = false;           // whether this is a part of a step whose attempts have failed
+    const PartCall *part = nullptr;  // of a mechanism; null: the job has the whole mechanism
+    int64_t in_part = 0;           // the environment in the call of the part
 };
 
 // Iterations that are left to a step.
@@ -48,7 +49,6 @@ void keep_solution(const Problem<T> &problem, const T *w, int lane, const Job &j
     take_lane(w, lane, job.w, m.num_unknowns);
     for (int k = 0; k < m.num_tendons; ++k)
         job.w[m.tendons[k].row] = get(m.tendons[k].damped ? tendon_impulse(problem, k, w) : problem.tendons[k].given, lane);
-    FarPoints<T>::keep(problem, lane, job.w);
     for (int k = 0; k < m.num_impulses; ++k) job.impulses[k] = job.w[m.impulses[k]];
     for (int i = 0; i < m.num_bodies; ++i) {
         const BodyPose<T> &next = problem.bodies[i].next;

@@ -15,8 +15,7 @@ struct Problem {
     std::vector<BodyData<T>> bodies;  // the world is the last
     std::vector<JointData<T>> joints;
     std::vector<ContactData<T>> contacts;
-    std::vector<FarData<T>> far;
-    T far_stiffness{};                // the largest sum of κ/φ² of the far points of a body, at the last w
+    FarField<T> far;                  // points without unknowns
     std::vector<LawData<T>> laws;
     std::vector<FreeData<T>> free;
     std::vector<T> curves;            // `CurveData` of all joints, where any has a curve
@@ -41,11 +40,11 @@ struct Problem {
 
     explicit Problem(const MechanismTable &m)
         : mechanism(m), parameters(m.num_parameters), z(state_size * m.num_bodies), u(m.num_inputs), wrench(6 * m.num_bodies),
-          bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), far(m.far.size()), laws(m.num_contacts),
-          free(m.num_free_data), curves(m.curved ? CurveData<T>::size * m.num_joints : 0), joint_cones(m.num_joint_cones),
-          pairs(m.num_pairs), couples(m.num_couples), couplings(m.num_couplings), coupling_ends(m.num_coupling_ends),
-          tendons(m.num_tendons), pulls(m.num_tendon_bodies), leader_pulls(m.num_strings ? m.num_tendon_bodies : 0),
-          row_pulls(leader_pulls), residual(m.num_unknowns), values(m.schedule.num_values) {
+          bodies(m.num_bodies + 1), joints(m.num_joints), contacts(m.num_contacts), laws(m.num_contacts), free(m.num_free_data),
+          curves(m.curved ? CurveData<T>::size * m.num_joints : 0), joint_cones(m.num_joint_cones), pairs(m.num_pairs),
+          couples(m.num_couples), couplings(m.num_couplings), coupling_ends(m.num_coupling_ends), tendons(m.num_tendons),
+          pulls(m.num_tendon_bodies), leader_pulls(m.num_strings ? m.num_tendon_bodies : 0), row_pulls(leader_pulls),
+          residual(m.num_unknowns), values(m.schedule.num_values) {
         BodyPose<T> origin{};
         origin.q.w = broadcast<T>(1.0);
         origin.R = rotation_matrix(origin.q);

@@ -50,6 +50,9 @@ public:
         on_tree = tree.usable && options.kappa >= constant::tree_kappa;
         shortest_factor = std::ldexp(1.0, -int(options.max_halvings));
         shared_parameters = shared;
+        problem.far.call = nullptr;
+        problem.far.values.clear();
+        problem.far.weights.clear();
         std::fill_n(problem.samples, lanes<T>, shared);
         if (shared)
             for (int k = 0; k < mechanism.num_parameters; ++k) problem.parameters[k] = broadcast<T>(shared[k]);
@@ -68,43 +71,7 @@ public:
         for (const MultiplierTable &multiplier : m.multipliers) problem.values[multiplier.diagonal] += value;
     }
 
-    // Copies a job's data into a lane: `invalid_input`, `crooked_quaternion`, `too_fast`, or `max_iterations` where none are left to it.
-    // Functions that run once a step or less are not inlined. Otherwise one more condition in them lays out the loop over iterations anew, which
-    // has cost a tenth of a free body's step.
-    __attribute__((noinline)) Status load(int lane, const Job &job) {
-        const MechanismTable &m = mechanism;
-        bool fine = true;
-        auto copy = [&](std::vector<T> &to, const double *from, int count) {
-            fine &= !from || all_finite(from, count);
-            if (from) put_lane(to.data(), lane, from, count);
-            for (int k = 0; !from && k < count; ++k) set(to[k], lane, 0.0);
-        };
-        copy(problem.z, job.z, state_size * m.num_bodies);
-        copy(problem.u, job.u, m.num_inputs);
-        copy(problem.wrench, job.wrench, 6 * m.num_bodies);
-        if (shared_parameters) {
-            set(problem.parameters[parameter::timestep], lane, shared_parameters[parameter::timestep]);
-        } else {
-            problem.samples[lane] = job.parameters;
-            copy(problem.parameters, job.parameters, m.num_parameters);
-        }
-        const double whole = get(problem.parameters[parameter::timestep], lane), h = whole * job.timestep_factor;
-        const double shortest = whole * shortest_factor;
-        set(problem.parameters[parameter::timestep], lane, h);
-        may_split[lane] = !options.warm_only && !options.interior && h > 1.5 * shortest;
-        if (!fine) return invalid_input;
-        double square = 0.0;  // of the fastest angular velocity
-        constexpr double low = 1.0 - constant::unit_tolerance, high = 1.0 + constant::unit_tolerance;
-        for (const double *s = job.z, *end = s + state_size * m.num_bodies; s != end; s += state_size) {
-            const double norm = s[6] * s[6] + s[7] * s[7] + s[8] * s[8] + s[9] * s[9];
-            if (!(norm >= low * low && norm <= high * high)) return crooked_quaternion;
-            square = std::max(square, s[10] * s[10] + s[11] * s[11] + s[12] * s[12]);
-        }
-        fastest[lane] = 0.5 * h * std::sqrt(square);
-        if (!(constant::largest_sine * h > shortest * fastest[lane])) return invalid_input;
-        if (job.spent && iterations_left(options, job) <= 0) return max_iterations;
-        return fastest[lane] > constant::largest_sine && may_split[lane] ? too_fast : success;
-    }
+    Status load(int lane, const Job &job);  // load.hpp
 
 private:
     enum Phase : uint8_t { idle, finished, evaluate, searching };
@@ -118,6 +85,7 @@ private:
     Rounding<T> rounding;
     SpeedLooks<T> speed;
     const double *shared_parameters = nullptr;
+    bool finite_part = true;  // whether the numbers that all environments of a part share are finite
     double shortest_factor = 1.0;  // factor of the timestep after all halvings
     std::vector<T> w, trial, direction;
     std::vector<T> newton, unused;  // the last trials before their projection; for starts, which need none, a place to write
@@ -302,9 +270,7 @@ private:
         for (int i = 0; i < mechanism.num_bodies; ++i) {
             problem.place_body(i, trial.data());
             poses += problem.bodies[i].increment.w;
-            if (!mechanism.far.empty()) problem.bodies[i].next.R = rotation_matrix(problem.bodies[i].next.q);
         }
-        FarPoints<T>::add(problem, trial.data());
         for (int lane = 0; lane < lanes<T>; ++lane)
             if (get_mask(sure, lane) && std::isfinite(get(poses, lane))) finish(feed, lane);
         take_next(feed);
@@ -453,6 +419,8 @@ private:
         return true;
     }
 
+    void load_part(const PartCall &part);  // load.hpp
+
     // Members of directions.hpp.
     T unloaded(const T &equality);
     void advance_lanes(const Mask<T> &mask, const T &equality);
@@ -493,3 +461,4 @@ private:
 }  // namespace torchdojo
 
 #include "solver/directions.hpp"
+#include "solver/load.hpp"

@@ -14,6 +14,7 @@
 // tree is the center of mass of its root.
 #pragma once
 
+#include "elements/far_points.hpp"
 #include "elements/spatial_joint.hpp"
 
 namespace torchdojo {
