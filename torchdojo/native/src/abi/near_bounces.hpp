@@ -29,9 +29,7 @@ inline bool arrives(const NearPairs::Pair &pair, int num_bodies, const double *s
         before[i] = pose_before(now[i], h, load3(state + 3), load3(state + 10));
     }
     const auto term_at = [&](const BodyPose<double> *poses) {
-        const Vec3<double> x[2] = {poses[0].x, poses[1].x};
-        const Mat3<double> R[2] = {poses[0].R, poses[1].R};
-        return near_term<double>(a, b, x, R, numbers, 0.0);
+        return near_term<double>(a, b, {{poses[0].x, poses[1].x}, {poses[0].R, poses[1].R}}, numbers, 0.0);
     };
     const auto gap = [&](const NearTerm<double> &at) { return numbers[0] == crossing_term ? at.raw : at.gap; };
     const NearTerm<double> start = term_at(now);

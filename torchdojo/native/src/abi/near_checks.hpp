@@ -64,24 +64,24 @@ private:
 
 class PathCheck {
 public:
-    PathCheck(const NearPairs &pairs, int num_bodies) : pairs(pairs), broad(pairs, num_bodies), ways(num_bodies + 1) {
-        ways[num_bodies] = {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {1, {0, 0, 0}}, 0.0};  // the world
-    }
+    PathCheck(const NearPairs &pairs, int num_bodies) : pairs(pairs), num_bodies(num_bodies) {}
 
-    // Whether the cores of a pair overlap after a step of h or on its way, and did not before: `pierced` of near_overlap.py. starts: corners
-    // of each pair that were near. apart(pair): a lower bound of the distance of its cores at the start.
+    // Whether the cores of a pair overlap after a step of h or on its way, and did not before: `pierced` of near_overlap.py. broad: placed at
+    // the end, with the motions of the step. starts: corners of each pair that were near. apart(pair): a lower bound of the distance of its
+    // cores at the end.
     template <class F>
-    bool pierces(const double *start, const double *end, double h, const NearStart *starts, F &&apart) {
-        for (size_t i = 0; i + 1 < ways.size(); ++i) {
-            const double *state = start + state_size * i, *next_state = end + state_size * i;
-            const Vec3<double> turn = (0.5 * h) * load3(next_state + 10);
-            ways[i] = {load3(state), load3(next_state) - load3(state), turn, load4(state + 6), std::sqrt(dot(turn, turn))};
-            broad.moves[2 * i] = std::sqrt(dot(ways[i].move, ways[i].move));
-            broad.moves[2 * i + 1] = 2 * ways[i].length;
-        }
-        broad.place(start);
+    bool pierces(const double *start, const double *end, double h, const BroadPhase &broad, const NearStart *starts, F &&apart) const {
         bool result = false;
-        broad.each(nullptr, [&](size_t k) { result = result || pierces(pairs.pairs[k], starts[k], apart(k)); });
+        broad.each(nullptr, [&](size_t k) {
+            if (result) return;
+            // Cores that end farther apart than they have moved were apart all the way.
+            const NearPairs::Pair &pair = pairs.pairs[k];
+            const double *a = &broad.moves[2 * pair.body], *b = &broad.moves[2 * pair.other];
+            const double moved = a[0] + pair.extent[0] * a[1] + b[0] + pair.extent[1] * b[1];
+            if (apart(k) > margin_of(pair) + moved) return;
+            const Way ways[2] = {way(pair.body, start, end, h), way(pair.other, start, end, h)};
+            result = pierces(pair, starts[k], ways);
+        });
         return result;
     }
 
@@ -92,27 +92,33 @@ private:
         double length;  // length of `turn`
     };
     const NearPairs &pairs;
-    BroadPhase broad;
-    std::vector<Way> ways;  // motions of the bodies, and of the world
+    const int num_bodies;
 
-    bool pierces(const NearPairs::Pair &pair, NearStart near, double apart) const {
-        const Way *const way[2] = {&ways[pair.body], &ways[pair.other]};
-        const Vec3<double> relative_move = way[0]->move - way[1]->move;
+    static double margin_of(const NearPairs::Pair &pair) { return 0.5 * (pair.cores[0]->radius + pair.cores[1]->radius); }
+
+    // The motion of a body, or of the world.
+    Way way(int body, const double *start, const double *end, double h) const {
+        if (body == num_bodies) return {{0, 0, 0}, {0, 0, 0}, {0, 0, 0}, {1, {0, 0, 0}}, 0.0};
+        const double *state = start + state_size * body, *next_state = end + state_size * body;
+        const Vec3<double> turn = (0.5 * h) * load3(next_state + 10);
+        return {load3(state), load3(next_state) - load3(state), turn, load4(state + 6), std::sqrt(dot(turn, turn))};
+    }
+
+    bool pierces(const NearPairs::Pair &pair, NearStart near, const Way *way) const {
+        const Vec3<double> relative_move = way[0].move - way[1].move;
         const double moved =
-            2 * (pair.extent[0] * way[0]->length + pair.extent[1] * way[1]->length) + std::sqrt(dot(relative_move, relative_move));
-        const double margin = 0.5 * (pair.cores[0]->radius + pair.cores[1]->radius);
-        if (apart > margin + moved) return false;
+            2 * (pair.extent[0] * way[0].length + pair.extent[1] * way[1].length) + std::sqrt(dot(relative_move, relative_move));
+        const double margin = margin_of(pair);
         Vec3<double> place[2];
         Mat3<double> R[2];
         const auto put = [&](double part) {
             for (int k = 0; k < 2; ++k) {
-                const Vec3<double> half_turn = part * way[k]->turn;
-                place[k] = way[k]->x + part * way[k]->move;
-                R[k] = rotation_matrix(way[k]->q * Quat<double>{std::sqrt(std::max(0.0, 1.0 - dot(half_turn, half_turn))), half_turn});
+                const Vec3<double> half_turn = part * way[k].turn;
+                place[k] = way[k].x + part * way[k].move;
+                R[k] = rotation_matrix(way[k].q * Quat<double>{std::sqrt(std::max(0.0, 1.0 - dot(half_turn, half_turn))), half_turn});
             }
         };
         put(1.0);
-        // Cores that end farther apart than they have moved were apart all the way.
         const bool smooth = pair.cores[0]->ellipsoid || pair.cores[1]->ellipsoid;
         if (smooth ? are_apart(*pair.cores[0], *pair.cores[1], place, R, margin + moved)
                    : NearestPoints(*pair.cores[0], *pair.cores[1], relative_pose(place, R), margin + moved, near).far)

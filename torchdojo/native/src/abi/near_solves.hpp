@@ -1,7 +1,7 @@
 // Solves of the environments of a block, with the terms of their slots (near_steps.hpp): those with about the same slots together.
 #pragma once
 
-#include "abi/near_steps.hpp"
+#include "abi/near_looks.hpp"
 
 namespace torchdojo {
 

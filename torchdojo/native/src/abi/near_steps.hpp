@@ -20,8 +20,8 @@ public:
           states(state_size * m.num_bodies), bouncing(pairs.any_bounces ? size_t(count * pairs.size()) : 0, -1),
           near_terms(size_t(count * pairs.size()), -1), chosen(near_terms.size()), environments(count), broad(pairs, m.num_bodies),
           starts(size_t(count) * pairs.pairs.size()), busy(size_t(count) * marks()), compact(handle, count),
-          points(handle.slots, m, row(0), r.parameter_stride, count), touching(count), path(pairs, m.num_bodies),
-          distances(count, Distances(pairs, m.num_bodies)), broken(count) {
+          points(handle.slots, m, row(0), r.parameter_stride, count), touching(count), next_touching(count), found(count),
+          next_terms(near_terms.size(), -1), path(pairs, m.num_bodies), distances(count, Distances(pairs, m.num_bodies)), broken(count) {
         for (const NearPairs::Pair &pair : pairs.pairs) most = std::max(most, pair.count);
         all.resize(most);
         terms.resize(3 * most);
@@ -29,6 +29,7 @@ public:
         ranks.resize(most);
         slots_before.resize(most);
         from.resize(count * states);
+        ahead_of.resize(count * states);
         z.resize(count * states);
         status.resize(count);
         iterations.resize(count);
@@ -45,6 +46,7 @@ public:
             near.overflow[2 * (first + n)] = -1;
             find_broken(n);
             environments[n].warm = environments[n].from_call = r.warm != nullptr;
+            environments[n].looked_ahead = 0.0;
         }
         for (int64_t t = 0; t < r.steps; ++t) step(t);
     }
@@ -60,6 +62,12 @@ private:
         bool warm, cold, fresh, restarted, bounced, bad, sound, overflows, from_call;  // from_call: the call gives its start
         int64_t made, most;  // iterations of all solves of the step, and the number after which no other solve begins
         double timestep;  // timestep of the step, or of a part of it
+        double looked_ahead;  // the timestep for which the state in `ahead_of` was searched
+    };
+    // A pair of which terms were found that may be near in the next step, and how many are near at its start. More than its slots: it overflows.
+    struct Found {
+        int32_t pair;
+        int64_t near;
     };
     // A shorter step in place of a whole one: states before and after it, its solution, and its parameters with terms.
     struct Part {
@@ -84,7 +92,10 @@ private:
     std::vector<uint8_t> busy;  // whether there are terms, near ones or in slots, for each environment and pair
     NearRows compact;
     NearPoints points;
-    std::vector<std::vector<int32_t>> touching;  // ranks of points that are near half-spaces, for each environment
+    std::vector<std::vector<int32_t>> touching, next_touching;  // ranks of points that are near half-spaces, for each environment
+    std::vector<std::vector<Found>> found;  // for each environment, at the end of its step
+    std::vector<int64_t> next_terms;  // their terms
+    std::vector<double> ahead_of;
     PathCheck path;
     std::vector<Distances> distances;  // of each environment
     std::vector<std::vector<int64_t>> broken;  // slots with numbers that are not finite, for each environment
@@ -174,14 +185,7 @@ private:
             environment.restarted = environment.bounced = environment.overflows = false;
             if (pairs.any_bounces) std::fill_n(&bouncing[n * pairs.size()], pairs.size(), -1);
             environment.bad = true;
-            int64_t *near_keys = &near_terms[n * pairs.size()], *slots = &chosen[n * pairs.size()];
-            search(n, &from[n * states], true, [&](const NearPairs::Pair &pair, int64_t terms_found) {
-                int64_t *to = near_keys + pair.first;
-                take(pair, terms_found, to);
-                begin(pair, to, slots + pair.first, environment.cold);
-                mark(n, &pair - pairs.pairs.data());
-            });
-            points.find(n, row(n), broad.x.data(), broad.R.data(), broad.moves.data(), environment.timestep, options.kappa, touching[n]);
+            look(n);
         }
         for (int pass = 0; pass < passes && !active.empty(); ++pass) {
             cold.clear();
@@ -262,13 +266,10 @@ private:
         const double most_after = (free ? 1.0 : 100.0) * most_energy(m, row(n), start, environment.timestep, options.depenetration_speed);
         environment.sound = !(kinetic_energy(m, row(n), &z[n * states]) > most_after);
         const bool solved = status[n] == success;
-        bool pierced = false;
-        if (solved && environment.sound) {
-            Distances &apart = distances[n];
-            apart.move_to(start);
-            pierced = path.pierces(start, &z[n * states], environment.timestep, &starts[n * pairs.pairs.size()],
-                                   [&](size_t k) { return apart.apart(k); });
-        }
+        look_ahead(n);
+        const bool pierced = solved && environment.sound &&
+                             path.pierces(start, &z[n * states], environment.timestep, broad, &starts[n * pairs.pairs.size()],
+                                          [&](size_t k) { return distances[n].apart(k); });
         if ((!solved || !environment.sound || pierced) && !(environment.cold && environment.fresh)) {
             // The start led astray: once more without it, and without the terms that were near before. Terms that a pass has added since
             // such a restart stay.
@@ -279,23 +280,25 @@ private:
             return true;
         }
         bool lacks = false, overflows = false;
-        search(n, &z[n * states], false, [&](const NearPairs::Pair &pair, int64_t terms_found) {
-            if (!terms_found) return;
-            if (terms_found > pair.count) {
+        for (const Found &of_pair : found[n]) {
+            const NearPairs::Pair &pair = pairs.pairs[of_pair.pair];
+            if (!of_pair.near) continue;
+            if (of_pair.near > pair.count) {
                 overflows = true;
                 near.overflow[2 * (first + n)] = pair.contact;
-                near.overflow[2 * (first + n) + 1] = terms_found;
+                near.overflow[2 * (first + n) + 1] = of_pair.near;
             }
             int64_t *to = all.data();
-            take(pair, terms_found, to);
+            std::fill_n(to, pair.count, -1);
+            std::copy_n(&next_terms[n * pairs.size() + pair.first], std::min<int64_t>(of_pair.near, pair.count), to);
             bool lacking = false;
             for (int32_t k = 0; k < pair.count && to[k] >= 0; ++k) lacking |= !has(slots + pair.first, pair.count, to[k]);
             if (lacking && solved) {
                 merge(pair.count, to, slots + pair.first, true);
-                mark(n, &pair - pairs.pairs.data());
+                mark(n, of_pair.pair);
                 lacks = true;
             }
-        });
+        }
         lacks |= solved && points.add_missing(n, row(n), broad.x.data(), broad.R.data(), environment.timestep, options.kappa, touching[n]);
         environment.bad = !solved || lacks || overflows || pierced || (!environment.sound && free);
         environment.overflows = overflows;
@@ -346,35 +349,12 @@ private:
     void solve_together(int64_t *which, int64_t size, int64_t t, double fading, bool from_warm);
     TdRollout call(const double *parameters, int64_t size, const double *start, const double *u);
 
-    // Calls f(pair, number of near terms, the nearest of which are in `terms`) for pairs that have some, and at the start of a step for pairs
-    // that had some. travels: at the start of a step, the reach grows by the distance that the step may close.
+    // Members of near_looks.hpp.
+    void look(int64_t n);
+    void look_ahead(int64_t n);
+    int64_t search_pair(int64_t n, size_t number, double reach);
     template <class F>
-    void search(int64_t n, const double *state, bool travels, F &&f) {
-        const double h = travels ? environments[n].timestep : 0.0;
-        broad.reach = reach_at_rest(pairs.any_bounces, h);
-        broad.place(state, h);
-        Distances &apart = distances[n];
-        apart.move_to(state);
-        NearStart *start = &starts[n * pairs.pairs.size()];
-        broad.each(travels ? &busy[n * marks()] : nullptr, [&](size_t k) {
-            const NearPairs::Pair &pair = pairs.pairs[k];
-            int64_t terms_found = 0;
-            if (broad.may_be_near(k)) {
-                const bool fixed = pair.other == m.num_bodies;
-                const Vec3<double> still = {0, 0, 0}, other = fixed ? still : load3(state + state_size * pair.other + 3);
-                const Vec3<double> speed = load3(state + state_size * pair.body + 3) - other;
-                const double turns = pair.extent[0] * broad.moves[2 * pair.body + 1] + pair.extent[1] * broad.moves[2 * pair.other + 1];
-                const double reach = reach_at_rest(pair.bounces, h) + (travels ? h * std::sqrt(dot(speed, speed)) + turns : 0.0);
-                if (!(apart.apart(k) > NearSearch::width(*pair.cores[0], *pair.cores[1], reach))) {
-                    const Vec3<double> x[2] = {broad.x[pair.body], broad.x[pair.other]};
-                    const Mat3<double> R[2] = {broad.R[pair.body], broad.R[pair.other]};
-                    terms_found = near_search(*pair.cores[0], *pair.cores[1], x, R, reach, pair.count, terms.data(), gaps.data(), start[k]);
-                    apart.keep(k, start[k].apart);
-                }
-            }
-            f(pair, terms_found);
-        });
-    }
+    void search(int64_t n, const double *state, const uint8_t *marked, F &&f);
 
     // The terms of the last search as numbers.
     void take(const NearPairs::Pair &pair, int64_t terms_found, int64_t *to) const {

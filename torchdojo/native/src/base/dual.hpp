@@ -111,4 +111,29 @@ TD_INLINE Dual<T> sqrt(const Dual<T> &a) {
     return make_dual<T>(root, [&](int k) { return scale * a.d[k]; });
 }
 
+template <class S, class T>
+TD_INLINE Vec3<S> lift(const Vec3<T> &a) {
+    return {S(a.x), S(a.y), S(a.z)};
+}
+template <class S, class T>
+TD_INLINE Mat3<S> lift(const Mat3<T> &a) {
+    Mat3<S> result;
+    for (int k = 0; k < 9; ++k) result.m[k] = S(a.m[k]);
+    return result;
+}
+// A pose whose derivatives, by displacements in the world frame and rotations in the body frame, are numbers `first` to `first` + 5.
+template <class T>
+void seed(const Vec3<T> &place, const Mat3<T> &rotation, int first, Vec3<Dual<T>> &x, Mat3<Dual<T>> &R) {
+    x = lift<Dual<T>>(place);
+    R = lift<Dual<T>>(rotation);
+    for (int k = 0; k < 3; ++k) {
+        x[k].d[first + k] = broadcast<T>(1.0);
+        const int i = (k + 1) % 3, j = (k + 2) % 3;  // R [e_k]×: column i becomes column j, column j minus column i
+        for (int row = 0; row < 3; ++row) {
+            R.m[3 * row + i].d[first + 3 + k] = rotation.m[3 * row + j];
+            R.m[3 * row + j].d[first + 3 + k] = -rotation.m[3 * row + i];
+        }
+    }
+}
+
 }  // namespace torchdojo

@@ -68,7 +68,7 @@ private:
         w[count++] = pose(a.corner(i)) - b.corner(j);
     }
 
-    // Returns a lower bound of the distance where it is more than `most`, else 0.
+    // Returns a lower bound of the distance, or 0.
     double search(double most) {
         reduce();
         double square = dot(apart, apart);
@@ -87,14 +87,15 @@ private:
             }
             bool repeated = square - along <= exact * square;
             for (int k = 0; k < count && !repeated; ++k) repeated = of_a[k] == i && of_b[k] == j;
-            if (repeated) return 0.0;
+            const double bound = std::fmax(along, 0.0) / std::sqrt(square);  // the plane of `next` is between the cores
+            if (repeated) return bound;
             const Vec3<double> previous = apart;
             put(i, j);
             reduce();
             const double nearer = dot(apart, apart);
             if (!overlap && !(nearer < square)) {
                 apart = previous;
-                return 0.0;
+                return bound;
             }
             if (overlap) apart = previous;  // any direction is right, and this one is good
             square = nearer;
@@ -198,10 +199,11 @@ public:
     int64_t operator()(const Polytope &a, const Polytope &b, const Vec3<double> *x, const Mat3<double> *R, double reach, int64_t capacity,
                        double *terms, double *gaps, NearStart &start) {
         const double radius = a.radius + b.radius;
+        const TwoPoses poses = {{x[0], x[1]}, {R[0], R[1]}};
         int64_t number_found = 0;
         const auto add = [&](int kind, int i, int j) {
             const int term[3] = {kind, i, j};
-            const NearTerm<double> candidate = near_term<double>(a, b, x, R, term, 0.0);
+            const NearTerm<double> candidate = near_term<double>(a, b, poses, term, 0.0);
             // Lines of edges that are past each other belong to no nearest points, unless the cores overlap a little.
             if (!(candidate.gap < reach) ||
                 (kind == crossing_term && (!(candidate.weight > 0) || !(candidate.raw < reach) || candidate.raw < -past * radius)))
@@ -235,8 +237,10 @@ public:
         if (lowest - top > edge_near) return 0;
         choose(a, near, edge_near, -top, sides[0]);
         choose(b, near, edge_near, lowest, sides[1]);
-        for (const int i : sides[0].corners) add(corner_term, i, 0);
-        for (const int i : sides[1].corners) add(other_corner_term, i, 0);
+        for (const int i : sides[0].corners)
+            if (!is_beyond(b, pose(a.corner(i)), radius + reach)) add(corner_term, i, 0);
+        for (const int i : sides[1].corners)
+            if (!is_beyond(a, transposed_times(pose.R, b.corner(i) - pose.x), radius + reach)) add(other_corner_term, i, 0);
         place(a, pose, sides[0]);
         place(b, {{0, 0, 0}, {{1, 0, 0, 0, 1, 0, 0, 0, 1}}}, sides[1]);
         const double widest = std::fmax(radius + reach, (past - 1) * radius) * (1 + 1e-9) + 1e-12;
@@ -266,6 +270,14 @@ private:
         std::vector<int> corners, numbers;
         std::vector<Edge> edges;
     } sides[2];
+
+    // Whether the plane of some face tells that a point is farther from a core than `most`.
+    static bool is_beyond(const Polytope &core, const Vec3<double> &p, double most) {
+        const Pack limit = broadcast<Pack>(most * (1 + 1e-9) + 1e-12);
+        for (int i = 0; i < int(core.planes.size()) / 4; ++i)
+            if (any(plane_height(core, i, p) > limit)) return true;
+        return false;
+    }
 
     // Depths of corners along a direction, and the largest one.
     static double measure(const Polytope &core, const Vec3<double> &direction, double shift, Side &side) {

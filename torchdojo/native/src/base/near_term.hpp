@@ -22,17 +22,81 @@ S fade(const S &t) {
 
 enum TermKind { no_term = -1, corner_term = 0, other_corner_term = 1, crossing_term = 2 };
 
-// Corner i of a against b: gap, normal from b to a, and point on a.
+// Poses of two bodies, and by which of them terms have derivatives: those of `seed`, of body i from number 6 i on.
+struct TwoPoses {
+    Vec3<double> x[2];
+    Mat3<double> R[2];
+    bool moves[2] = {false, false};
+
+    template <class S>
+    void put(Vec3<S> *x_seeded, Mat3<S> *R_seeded) const {
+        for (int i = 0; i < 2; ++i) {
+            if constexpr (!std::is_same_v<S, double>) {
+                if (moves[i]) {
+                    seed(x[i], R[i], 6 * i, x_seeded[i], R_seeded[i]);
+                    continue;
+                }
+            }
+            x_seeded[i] = lift<S>(x[i]);
+            R_seeded[i] = lift<S>(R[i]);
+        }
+    }
+};
+
+// Puts the derivatives of a vector by the pose of body i, by x and by φ. They are columns.
+inline void put_columns(Vec3<Dual<double>> &to, int i, const Mat3<double> &by_x, const Mat3<double> &by_turn) {
+    for (int r = 0; r < 3; ++r)
+        for (int k = 0; k < 3; ++k) {
+            to[r].d[6 * i + k] = by_x.m[3 * r + k];
+            to[r].d[6 * i + 3 + k] = by_turn.m[3 * r + k];
+        }
+}
+// −R [v]×, by which R v changes where R turns by φ in its own frame.
+inline Mat3<double> times_skew(const Mat3<double> &R, const Vec3<double> &v) {
+    Mat3<double> result;
+    for (int r = 0; r < 3; ++r) {
+        const Vec3<double> row = cross(v, R.row(r));
+        for (int k = 0; k < 3; ++k) result.m[3 * r + k] = row[k];
+    }
+    return result;
+}
+
+// Corner i of body `one` against the other one: gap, normal from the other body, and point on the first one. The derivatives of the corner's
+// place in the frame of the other body are simple, and all others follow from it.
 template <class S>
-NearTerm<S> corner_gap(const Polytope &a, const Polytope &b, const Vec3<S> &xa, const Mat3<S> &Ra, const Vec3<S> &xb, const Mat3<S> &Rb,
-                       int i) {
+NearTerm<S> corner_gap(const Polytope &a, const Polytope &b, const TwoPoses &poses, int one, int i) {
+    const int two = 1 - one;
+    const Mat3<double> &Ra = poses.R[one], &Rb = poses.R[two];
+    const Vec3<double> corner = a.corner(i), at = poses.x[one] + Ra * corner, seen = transposed_times(Rb, at - poses.x[two]);
+    const double radii = a.radius + b.radius;
     NearTerm<S> result;
-    const Vec3<S> place = xa + Ra * constant_of<S>(a.corner(i));
-    Vec3<S> local;
-    result.gap = point_distance(b, transposed_times(Rb, place - xb), local) - (a.radius + b.radius);
-    result.normal = Rb * local;
-    result.point = place - S(a.radius) * result.normal;
     result.weight = S(1.0);
+    if constexpr (std::is_same_v<S, double>) {
+        Vec3<double> local;
+        result.gap = point_distance(b, seen, local) - radii;
+        result.normal = Rb * local;
+        result.point = at - a.radius * result.normal;
+    } else {
+        static const Mat3<double> identity = {{1, 0, 0, 0, 1, 0, 0, 0, 1}};
+        Vec3<S> place = lift<S>(seen), point = lift<S>(at), local;
+        Mat3<double> back, away;
+        for (int r = 0; r < 3; ++r)
+            for (int k = 0; k < 3; ++k) away.m[3 * r + k] = -(back.m[3 * r + k] = Rb.m[3 * k + r]);
+        if (poses.moves[one]) {
+            const Mat3<double> swing = times_skew(Ra, corner);
+            put_columns(point, one, identity, swing);
+            put_columns(place, one, back, back * swing);
+        }
+        if (poses.moves[two]) put_columns(place, two, away, {{0, -seen.z, seen.y, seen.z, 0, -seen.x, -seen.y, seen.x, 0}});
+        result.gap = point_distance(b, place, local) - radii;
+        for (int r = 0; r < 3; ++r) result.normal[r] = Rb.m[3 * r] * local.x + Rb.m[3 * r + 1] * local.y + Rb.m[3 * r + 2] * local.z;
+        if (poses.moves[two]) {
+            const Mat3<double> turned = times_skew(Rb, value(local));
+            for (int r = 0; r < 3; ++r)
+                for (int k = 0; k < 3; ++k) result.normal[r].d[6 * two + 3 + k] += turned.m[3 * r + k];
+        }
+        result.point = point - a.radius * result.normal;
+    }
     return result;
 }
 
@@ -101,9 +165,9 @@ inline bool has_term(const Polytope &a, const Polytope &b, const int *term) {
     return term[0] == crossing_term && within(term[1], a.edges) && within(term[2], b.edges);
 }
 
-// A term of two polytopes at poses x, R of a, then b. fading: its impulse fades over the second half of reach / fading; 0: it does not.
+// A term of two polytopes at the poses of a, then b. fading: its impulse fades over the second half of reach / fading; 0: it does not.
 template <class S>
-__attribute__((noinline)) NearTerm<S> near_term(const Polytope &a, const Polytope &b, const Vec3<S> *x, const Mat3<S> *R, const int *term,
+__attribute__((noinline)) NearTerm<S> near_term(const Polytope &a, const Polytope &b, const TwoPoses &poses, const int *term,
                                                 double fading) {
     constexpr double reach = constant::near_terms::reach;
     NearTerm<S> result;
@@ -111,17 +175,18 @@ __attribute__((noinline)) NearTerm<S> near_term(const Polytope &a, const Polytop
         result.gap = S(2 * reach);
         result.weight = S(0.0);
         result.normal = constant_of<S>({0, 0, 1});
-        result.point = x[0];
-    } else if (a.ellipsoid || b.ellipsoid) {
-        result = smooth_gap(a, b, x, R);
+        result.point = constant_of<S>(poses.x[0]);
+    } else if (term[0] == crossing_term || a.ellipsoid || b.ellipsoid) {
+        Vec3<S> x[2];
+        Mat3<S> R[2];
+        poses.put(x, R);
+        result = a.ellipsoid || b.ellipsoid ? smooth_gap(a, b, x, R) : crossing_gap(a, b, x, R, term[1], term[2]);
     } else if (term[0] == corner_term) {
-        result = corner_gap(a, b, x[0], R[0], x[1], R[1], term[1]);
-    } else if (term[0] == other_corner_term) {
-        result = corner_gap(b, a, x[1], R[1], x[0], R[0], term[1]);
+        result = corner_gap<S>(a, b, poses, 0, term[1]);
+    } else {
+        result = corner_gap<S>(b, a, poses, 1, term[1]);
         result.point = result.point - result.gap * result.normal;
         result.normal = -result.normal;
-    } else {
-        result = crossing_gap(a, b, x, R, term[1], term[2]);
     }
     if (fading > 0) result.weight = result.weight * fade(S(2 * fading / reach) * result.gap - 1.0);
     return result;

@@ -7,29 +7,9 @@
 
 namespace torchdojo {
 
-template <class S, class T>
-TD_INLINE Vec3<S> lift(const Vec3<T> &a) {
-    return {S(a.x), S(a.y), S(a.z)};
-}
-template <class S, class T>
-TD_INLINE Mat3<S> lift(const Mat3<T> &a) {
-    Mat3<S> result;
-    for (int k = 0; k < 9; ++k) result.m[k] = S(a.m[k]);
-    return result;
-}
-// A pose whose derivatives are numbers `first` to `first` + 5.
 template <class T>
 void seed(const BodyPose<T> &pose, int first, Vec3<Dual<T>> &x, Mat3<Dual<T>> &R) {
-    x = lift<Dual<T>>(pose.x);
-    R = lift<Dual<T>>(pose.R);
-    for (int k = 0; k < 3; ++k) {
-        x[k].d[first + k] = broadcast<T>(1.0);
-        const int i = (k + 1) % 3, j = (k + 2) % 3;  // R [e_k]×: column i becomes column j, column j minus column i
-        for (int row = 0; row < 3; ++row) {
-            R.m[3 * row + i].d[first + 3 + k] = pose.R.m[3 * row + j];
-            R.m[3 * row + j].d[first + 3 + k] = -pose.R.m[3 * row + i];
-        }
-    }
+    seed(pose.x, pose.R, first, x, R);
 }
 
 // One lane of a number with its derivatives, if it has any.
@@ -42,6 +22,14 @@ Dual<double> lane_of(const Dual<T> &x, int lane) {
     return make_dual<double>(get(x.v, lane), [&](int k) { return get(x.d[k], lane); });
 }
 template <class T>
+bool has_derivative(const T &, int, int) {
+    return false;
+}
+template <class T>
+bool has_derivative(const Dual<T> &x, int k, int lane) {
+    return get(x.d[k], lane) != 0.0;
+}
+template <class T>
 void put_lane(T &to, int lane, double x) {
     set(to, lane, x);
 }
@@ -51,44 +39,16 @@ void put_lane(Dual<T> &to, int lane, const Dual<double> &x) {
     for (int k = 0; k < dual_size; ++k) set(to.d[k], lane, x.d[k]);
 }
 
-// One lane of the poses of two bodies, with derivatives if they have any.
-template <class D>
-struct LanePoses {
-    Vec3<D> x[2];
-    Mat3<D> R[2];
-};
-template <class T>
-LanePoses<double> lane_poses(const Vec3<T> &xa, const Mat3<T> &Ra, const Vec3<T> &xb, const Mat3<T> &Rb, int lane) {
-    LanePoses<double> one;
-    for (int k = 0; k < 3; ++k) {
-        one.x[0][k] = get(xa[k], lane);
-        one.x[1][k] = get(xb[k], lane);
-    }
-    for (int k = 0; k < 9; ++k) {
-        one.R[0].m[k] = get(Ra.m[k], lane);
-        one.R[1].m[k] = get(Rb.m[k], lane);
-    }
-    return one;
-}
-// Derivatives of poses are those of `seed`: to write them anew takes a fraction of the time of taking them out of the lanes. Where those of
-// another kind are asked for, by numbers of shapes, poses have none.
-template <class T>
-LanePoses<Dual<double>> lane_poses(const Vec3<Dual<T>> &xa, const Mat3<Dual<T>> &Ra, const Vec3<Dual<T>> &xb, const Mat3<Dual<T>> &Rb,
-                                   int lane) {
-    const Vec3<Dual<T>> *const x[2] = {&xa, &xb};
-    const Mat3<Dual<T>> *const R[2] = {&Ra, &Rb};
-    LanePoses<Dual<double>> one;
+// One lane of the poses of two bodies. Derivatives of poses are those of `seed`, or, where those by numbers of shapes are asked for, none.
+template <class S>
+TwoPoses lane_poses(const Vec3<S> &xa, const Mat3<S> &Ra, const Vec3<S> &xb, const Mat3<S> &Rb, int lane) {
+    const Vec3<S> *const x[2] = {&xa, &xb};
+    const Mat3<S> *const R[2] = {&Ra, &Rb};
+    TwoPoses one;
     for (int i = 0; i < 2; ++i) {
-        BodyPose<double> pose = {};
-        for (int k = 0; k < 3; ++k) pose.x[k] = get((*x[i])[k].v, lane);
-        for (int k = 0; k < 9; ++k) pose.R.m[k] = get(R[i]->m[k].v, lane);
-        const bool moves = get(x[i]->x.d[6 * i], lane) != 0.0;
-        if (moves) {
-            seed(pose, 6 * i, one.x[i], one.R[i]);
-        } else {
-            one.x[i] = lift<Dual<double>>(pose.x);
-            one.R[i] = lift<Dual<double>>(pose.R);
-        }
+        for (int k = 0; k < 3; ++k) one.x[i][k] = get(value((*x[i])[k]), lane);
+        for (int k = 0; k < 9; ++k) one.R[i].m[k] = get(value(R[i]->m[k]), lane);
+        one.moves[i] = has_derivative(x[i]->x, 6 * i, lane);
     }
     return one;
 }
@@ -112,9 +72,9 @@ geometry::Witness<S> slot(const PairTable &pair, const Vec3<S> &xa, const Mat3<S
             }
             continue;
         }
-        const LanePoses<D> poses = lane_poses(xa, Ra, xb, Rb, lane);
+        const TwoPoses poses = lane_poses(xa, Ra, xb, Rb, lane);
         const double fading = bounces ? 0.0 : number(parameter::slot::fading);
-        const NearTerm<D> found = near_term<D>(*pair.cores[0], *pair.cores[1], poses.x, poses.R, term, fading);
+        const NearTerm<D> found = near_term<D>(*pair.cores[0], *pair.cores[1], poses, term, fading);
         put_lane(result.distance, lane, found.gap);
         put_lane(weight, lane, found.weight);
         for (int k = 0; k < 3; ++k) {
