@@ -12,14 +12,6 @@ public:
     // p: parameters of the first environment. stride: from one environment to the next, 0 if they share them.
     NearPoints(const Slots &slots, const MechanismTable &m, const double *p, int64_t stride, int64_t environments)
         : slots(slots), count(slots.size() - slots.size_near()), padded(count + pack_lanes), shared(!stride) {
-        for (int64_t k = 0; k < count; ++k) {
-            const ContactTable &contact = m.contacts[slot(k).contact];
-            const bool rubs = contact.friction != ContactTable::frictionless;
-            if (bodies.empty() || bodies.back().number != contact.body || bodies.back().rubs != rubs)
-                bodies.push_back({contact.body, rubs, k, k});
-            bodies.back().end = k + 1;
-            call.points.push_back({contact.body, rubs});
-        }
         if (!count) return;
         const int64_t rows = shared ? 1 : environments;
         values.resize(rows * PartCall::size * count);
@@ -31,6 +23,14 @@ public:
                     values[(row * count + k) * PartCall::size + i] = number;
                     columns[(row * PartCall::size + i) * padded + k] = number;
                 }
+        for (int64_t k = 0; k < count; ++k) {
+            const ContactTable &contact = m.contacts[slot(k).contact];
+            const bool rubs = contact.friction != ContactTable::frictionless;
+            const bool goes_on = k && runs.back().body == contact.body && runs.back().rubs == rubs && same_plane(k, rows);
+            if (!goes_on) runs.push_back({contact.body, rubs, k, k});
+            runs.back().end = k + 1;
+            call.points.push_back({contact.body, rubs, goes_on});
+        }
         if (shared) call.values = values.data();
     }
 
@@ -41,8 +41,8 @@ public:
     void find(int64_t row, const double *p, const Vec3<double> *x, const Mat3<double> *R, const double *moves, double h, double kappa,
               std::vector<int32_t> &near) const {
         near.clear();
-        for (const Body &body : bodies)
-            each_near(row, body, x, R, margin(body, p, h, kappa) + moves[2 * body.number], moves[2 * body.number + 1],
+        for (const Run &run : runs)
+            each_near(row, run, x, R, margin(run, p, h, kappa) + moves[2 * run.body], moves[2 * run.body + 1],
                       [&](int32_t rank) { near.push_back(rank); });
     }
 
@@ -50,8 +50,8 @@ public:
     bool add_missing(int64_t row, const double *p, const Vec3<double> *x, const Mat3<double> *R, double h, double kappa,
                      std::vector<int32_t> &near) const {
         const size_t before = near.size();
-        for (const Body &body : bodies)
-            each_near(row, body, x, R, 0.5 * margin(body, p, h, kappa), 0.0, [&](int32_t rank) {
+        for (const Run &run : runs)
+            each_near(row, run, x, R, 0.5 * margin(run, p, h, kappa), 0.0, [&](int32_t rank) {
                 if (!std::binary_search(near.begin(), near.begin() + int64_t(before), rank)) near.push_back(rank);
             });
         std::sort(near.begin(), near.end());
@@ -64,17 +64,21 @@ public:
     // Writes impulses and slacks of far points. weights: 1 where they are far. state: at the end of a step that is solved; null: all are zero.
     void keep(int64_t row, const double *p, const double *weights, const double *state, double h, double kappa, double *w,
               double *impulses) const {
-        const double *column = columns.data() + (shared ? 0 : row * PartCall::size * padded);
+        const double *column = column_of(row);
         const Pack inverse_h = broadcast<Pack>(1.0 / h);
-        for (const Body &body : bodies) {
-            FarBody<Pack> far{};
-            if (state) far = placed(body, p, state + state_size * body.number, h, kappa);
-            for (int64_t start = body.first; start < body.end; start += pack_lanes) {
-                const int used = int(std::min<int64_t>(pack_lanes, body.end - start));
+        const std::vector<double> nothing(state ? 0 : state_size);
+        for (const Run &run : runs) {
+            const double *end = state ? state + state_size * run.body : nothing.data();
+            const Mat3<double> R = rotation_matrix(load4(end + 6));
+            const FarBody<Pack> body{spread(load3(end)), spread(load3(end + 3)), spread(load3(end + 10)),
+                                     spread(R),          broadcast<Pack>(kappa), broadcast<Pack>(0.5 * margin(run, p, h, kappa))};
+            const SeenPlane<Pack> plane([&](int i) { return broadcast<Pack>(column[i * padded + run.first]); }, body);
+            for (int64_t start = run.first; start < run.end; start += pack_lanes) {
+                const int used = int(std::min<int64_t>(pack_lanes, run.end - start));
                 if (std::none_of(weights + start, weights + start + used, [](double weight) { return weight != 0.0; })) continue;
                 double numbers[8][pack_lanes] = {};
                 if (state) {
-                    const FarImpulse<Pack> point([&](int i) { return load(column + i * padded + start); }, far, body.rubs, inverse_h);
+                    const FarImpulse<Pack> point([&](int i) { return load(column + i * padded + start); }, plane, run.rubs, inverse_h);
                     const Pack all[8] = {point.gamma, point.xi.x, point.xi.y, point.xi.z, point.gap, point.eta.x, point.eta.y, point.eta.z};
                     std::memcpy(numbers, all, sizeof all);
                 }
@@ -93,18 +97,29 @@ public:
     }
 
 private:
-    struct Body {
-        int32_t number;
+    // Points of a body that touch one half-space, all with friction or all without.
+    struct Run {
+        int32_t body;
         bool rubs;
-        int64_t first, end;  // its points with friction, or those without
+        int64_t first, end;
     };
     const Slots &slots;
     const int64_t count, padded;  // points, and numbers in a column of them
     const bool shared;
-    std::vector<Body> bodies;  // with points
+    std::vector<Run> runs;
     std::vector<double> values, columns;  // numbers of the points of each environment: all of one point together, and each of all points
 
     const Slots::Slot &slot(int64_t point) const { return slots.ranked(slots.size_near() + int32_t(point)); }
+    const double *column_of(int64_t row) const { return columns.data() + (shared ? 0 : row * PartCall::size * padded); }
+
+    // Whether a point has the half-space of the point before, in all rows.
+    bool same_plane(int64_t k, int64_t rows) const {
+        for (int64_t row = 0; row < rows; ++row) {
+            const double *now = &values[(row * count + k) * PartCall::size], *before = now - PartCall::size;
+            if (!std::equal(now + parameter::normal, now + parameter::tangents + 6, before + parameter::normal)) return false;
+        }
+        return true;
+    }
 
     static Pack load(const double *p) {
         Pack pack;
@@ -117,33 +132,23 @@ private:
         for (int k = 0; k < 9; ++k) result.m[k] = broadcast<Pack>(R.m[k]);
         return result;
     }
-
-    static double mass(const Body &body, const double *p) {
-        return p[parameter::bodies + parameter::body_size * body.number + parameter::mass];
-    }
-    static double margin(const Body &body, const double *p, double h, double kappa) { return far_margin(kappa, h, mass(body, p)); }
-
-    static FarBody<Pack> placed(const Body &body, const double *p, const double *state, double h, double kappa) {
-        const Mat3<double> R = rotation_matrix(load4(state + 6));
-        return {spread(load3(state)),          spread(load3(state + 3)),
-                spread(R * load3(state + 10)), spread(R),
-                broadcast<Pack>(kappa),        broadcast<Pack>(0.5 * margin(body, p, h, kappa))};
+    static double margin(const Run &run, const double *p, double h, double kappa) {
+        return far_margin(kappa, h, p[parameter::bodies + parameter::body_size * run.body + parameter::mass]);
     }
 
-    // Calls f(rank) for the points of a body with a gap below width + turn |p|, and for those with numbers that are not finite.
+    // Calls f(rank) for points with a gap below width + turn |p|, and for those with numbers that are not finite.
     template <class F>
-    void each_near(int64_t row, const Body &body, const Vec3<double> *x, const Mat3<double> *R, double width, double turn, F &&f) const {
-        const double *column = columns.data() + (shared ? 0 : row * PartCall::size * padded);
-        const Vec3<Pack> place = spread(x[body.number]);
-        const Mat3<Pack> rotation = spread(R[body.number]);
-        for (int64_t start = body.first; start < body.end; start += pack_lanes) {
+    void each_near(int64_t row, const Run &run, const Vec3<double> *x, const Mat3<double> *R, double width, double turn, F &&f) const {
+        const double *column = column_of(row), *plane = column + parameter::normal * padded + run.first;
+        const Vec3<double> normal{plane[0], plane[padded], plane[2 * padded]};
+        const Vec3<Pack> up = spread(transposed_times(R[run.body], normal));
+        const double height = dot(normal, x[run.body]) - width;
+        for (int64_t start = run.first; start < run.end; start += pack_lanes) {
             const auto number = [&](int i) { return load(column + i * padded + start); };
-            const auto vector = [&](int i) { return Vec3<Pack>{number(i), number(i + 1), number(i + 2)}; };
-            const Vec3<Pack> at = vector(parameter::point);
-            Pack gap = dot(vector(parameter::normal), place + rotation * at) - number(parameter::offset) - number(parameter::radius) -
-                       width - turn * root(dot(at, at));
-            gap += 0.0 * (number(parameter::friction) + vector(parameter::tangents).x);
-            for (int lane = 0; lane < pack_lanes && start + lane < body.end; ++lane)
+            const Vec3<Pack> at{number(parameter::point), number(parameter::point + 1), number(parameter::point + 2)};
+            Pack gap = dot(up, at) - number(parameter::offset) - number(parameter::radius) + height - turn * root(dot(at, at));
+            gap += 0.0 * (number(parameter::friction) + number(parameter::tangents));
+            for (int lane = 0; lane < pack_lanes && start + lane < run.end; ++lane)
                 if (!(gap[lane] > 0.0)) f(slots.size_near() + int32_t(start) + lane);
         }
     }

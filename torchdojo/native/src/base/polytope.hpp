@@ -41,6 +41,11 @@ struct Polytope {
     std::vector<Pack> corners,
         planes;  // x, y, z of one corner per lane, then of the next corners; the same of normals and offsets of faces
     std::vector<double> length;  // lengths of edges
+    struct Span {
+        Vec3<double> start, along;
+        double inverse_square;  // of its length
+    };
+    std::vector<Span> spans;  // edges from end to end
     Lists edges_of_face, edges_of_corner;  // edges_of_face: twice the edge, plus 1 where the face is its second one
 
     void prepare() {
@@ -60,6 +65,7 @@ struct Polytope {
             const double *row = edge_row(e);
             const Vec3<double> along = corner(int(row[1])) - corner(int(row[0]));
             length.push_back(std::sqrt(dot(along, along)));
+            spans.push_back({corner(int(row[0])), along, 1 / dot(along, along)});
             for (int k = 0; k < 2; ++k) {
                 of_corner[int(row[k])].push_back(e);
                 if (row[2 + k] >= 0) of_face[int(row[2 + k])].push_back(2 * e + k);
@@ -165,23 +171,30 @@ struct Feature {
 // An edge is nearest where a face on one of its sides is seen from the point, or the core has no faces.
 inline Feature nearest_feature(const Polytope &core, const Vec3<double> &p) {
     Feature feature;
-    double least = std::numeric_limits<double>::infinity();
+    double least = std::numeric_limits<double>::infinity(), place = 0.0;
     int nearest = core.edges;
+    // Without branches and divisions: points pass from one edge to another one at any time.
     const auto look_at = [&](int e) {
-        const double *row = core.edge_row(e);
-        const Vec3<double> start = core.corner(int(row[0])), along = core.corner(int(row[1])) - start, from = p - start;
-        const double place = dot(from, along) / dot(along, along), t = place < 0 ? 0.0 : place > 1 ? 1.0 : place;
-        const Vec3<double> apart = from - t * along;
+        const Polytope::Span &span = core.spans[e];
+        const Vec3<double> from = p - span.start;
+        const double t = std::min(std::max(dot(from, span.along) * span.inverse_square, 0.0), 1.0);
+        const Vec3<double> apart = from - t * span.along;
         const double distance = dot(apart, apart);
-        if (!(distance < least || (distance == least && e < nearest))) return;
-        least = distance;
-        nearest = e;
-        feature.corner = int(t < 1 ? row[0] : row[1]);
-        feature.direction = t > 0 && t < 1 ? (1 / core.length[e]) * along : Vec3<double>{0, 0, 0};
+        const bool nearer = distance < least || (distance == least && e < nearest);
+        least = nearer ? distance : least;
+        nearest = nearer ? e : nearest;
+        place = nearer ? t : place;
+    };
+    const auto found = [&] {
+        if (nearest == core.edges) return feature;  // not a number
+        const double *row = core.edge_row(nearest);
+        feature.corner = int(place < 1 ? row[0] : row[1]);
+        if (place > 0 && place < 1) feature.direction = (1 / core.length[nearest]) * core.spans[nearest].along;
+        return feature;
     };
     if (!core.faces) {
         for (int e = 0; e < core.edges; ++e) look_at(e);
-        return feature;
+        return found();
     }
     const int blocks = int(core.planes.size()) / 4;
     const Peak top = highest(blocks, [&](int i) { return plane_height(core, i, p); });
@@ -206,7 +219,7 @@ inline Feature nearest_feature(const Polytope &core, const Vec3<double> &p) {
             if (above[k])
                 for (const int32_t side : core.edges_of_face[i * pack_lanes + k]) look_at(side / 2);
     }
-    return feature;
+    return found();
 }
 
 // Signed distance of a point from the core, and its gradient.

@@ -98,10 +98,11 @@ struct ContactData : FrictionData<T> {
     T beta[2];                        // tangential impulse
 };
 
-// A point that may be far from its half-space (far_points.hpp): its body, and whether it has friction.
+// A point that may be far from its half-space (far_points.hpp): its body, whether it has friction, and whether it is on the same body and has
+// the same half-space as the point before.
 struct FarTable {
     int32_t body;
-    bool rubs;
+    bool rubs, goes_on;
 };
 
 // What a call of a part of a mechanism has beside its rollout (abi/near_solves.hpp).

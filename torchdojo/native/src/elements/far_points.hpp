@@ -28,39 +28,63 @@ inline bool may_be_far(const ContactTable &contact) {
            !contact.is_pyramid();
 }
 
-// The motion of a body at the end of a step, and what its points share.
+// The motion of a body at the end of a step.
 template <class T>
 struct FarBody {
-    Vec3<T> x, v, spin;  // spin: angular velocity in world axes
+    Vec3<T> x, v, omega;  // omega: in the frame of the body
     Mat3<T> R;
     T kappa, least_gap;
 };
 
-// A point of such a body. number(k): number k of its contact, in the order of `parameter`.
+// A half-space as a body sees it: what all points have in common that touch it. number(k): number k of one of their contacts, in the order of
+// `parameter`.
 template <class T>
-struct FarImpulse {
-    T gap, gamma, slope{};  // slope: a bound of the derivative of the impulse by displacements in the step
-    Vec3<T> xi, eta, impulse, lever;
+struct SeenPlane {
+    Vec3<T> normal, t1, t2;  // in the frame of the body
+    Vec3<T> along1, along2;  // slips by the place of a point
+    T height, speed1, speed2, roll1, roll2, kappa, least_gap;
 
     template <class F>
-    TD_INLINE FarImpulse(const F &number, const FarBody<T> &body, bool rubs, const T &inverse_h) {
+    TD_INLINE SeenPlane(const F &number, const FarBody<T> &body) : kappa(body.kappa), least_gap(body.least_gap) {
         const auto vector = [&](int k) { return Vec3<T>{number(k), number(k + 1), number(k + 2)}; };
-        const Vec3<T> normal = vector(parameter::normal), arm = body.R * vector(parameter::point);
+        const Vec3<T> up = vector(parameter::normal), first = vector(parameter::tangents), second = vector(parameter::tangents + 3);
+        normal = transposed_times(body.R, up);
+        t1 = transposed_times(body.R, first);
+        t2 = transposed_times(body.R, second);
+        height = dot(up, body.x);
+        speed1 = dot(first, body.v);
+        speed2 = dot(second, body.v);
+        along1 = cross(t1, body.omega);
+        along2 = cross(t2, body.omega);
+        roll1 = dot(along1, normal);
+        roll2 = dot(along2, normal);
+    }
+
+    TD_INLINE T gap(const Vec3<T> &point, const T &offset, const T &radius) const { return height + dot(normal, point) - offset - radius; }
+};
+
+// Impulses and slacks of a point.
+template <class T>
+struct FarImpulse {
+    T gap, gamma, slope;  // slope: a bound of the derivative of the impulse by displacements in the step
+    Vec3<T> xi{}, eta{};
+
+    template <class F>
+    TD_INLINE FarImpulse(const F &number, const SeenPlane<T> &plane, bool rubs, const T &inverse_h) {
+        const Vec3<T> point{number(parameter::point), number(parameter::point + 1), number(parameter::point + 2)};
         const T radius = number(parameter::radius);
-        gap = max(dot(normal, body.x + arm) - number(parameter::offset) - radius, body.least_gap);
+        gap = max(plane.gap(point, number(parameter::offset), radius), plane.least_gap);
         const T inverse = inverse_of(gap);
-        gamma = body.kappa * inverse;
+        gamma = plane.kappa * inverse;
         slope = gamma * inverse;
-        lever = arm - radius * normal;
-        impulse = gamma * normal;
         if (!rubs) return;
-        const Vec3<T> t1 = vector(parameter::tangents), t2 = vector(parameter::tangents + 3), u = body.v + cross(body.spin, lever);
-        const T mu = number(parameter::friction), ratio = quotient(gap, mu), s1 = dot(t1, u), s2 = dot(t2, u);
+        const T mu = number(parameter::friction), ratio = quotient(gap, mu);
+        const T s1 = plane.speed1 + dot(plane.along1, point) - radius * plane.roll1;
+        const T s2 = plane.speed2 + dot(plane.along2, point) - radius * plane.roll2;
         const T first_slack = 0.5 * (ratio + root(ratio * ratio + 4.0 * (s1 * s1 + s2 * s2)));
         const T height = mu * gamma, scale = quotient(height, first_slack);
         xi = {height, -scale * s1, -scale * s2};
         eta = {first_slack, s1, s2};
-        impulse = impulse + xi.y * t1 + xi.z * t2;
         slope += scale * inverse_h;
     }
 };
@@ -84,24 +108,41 @@ private:
         FarField<T> &far = problem.far;
         const BodyPose<T> &next = problem.bodies[number].next;
         const T kappa = broadcast<T>(problem.kappa), mass = problem.body_parameters(number)[parameter::mass];
-        const FarBody<T> body{next.x,
-                              load3(w + 6 * number),
-                              next.R * load3(w + 6 * number + 3),
-                              next.R,
-                              kappa,
-                              0.5 * far_margin(kappa, problem.timestep(), mass)};
+        const T least_gap = 0.5 * far_margin(kappa, problem.timestep(), mass);
+        const FarBody<T> body{next.x, load3(w + 6 * number), load3(w + 6 * number + 3), next.R, kappa, least_gap};
         Vec3<T> force{}, torque{};
         T slope{};
-        for (size_t k = first; k < end; ++k) {
-            const T *p = &far.values[k * PartCall::size], &weight = far.weights[k];
-            const FarImpulse<T> point([&](int i) { return p[i]; }, body, far.call->points[k].rubs, problem.inverse_timestep);
-            slope += weight * point.slope;
-            force = force + weight * point.impulse;
-            torque = torque + weight * cross(point.lever, point.impulse);
+        for (size_t k = first; k < end;) {
+            const T *numbers = &far.values[k * PartCall::size];
+            const SeenPlane<T> plane([&](int i) { return numbers[i]; }, body);
+            // Sums of impulses along the normal and the tangents, and of these times the places at which they act.
+            T up{}, rub1{}, rub2{}, roll1{}, roll2{};
+            Vec3<T> at_up{}, at1{}, at2{};
+            do {
+                const T *p = &far.values[k * PartCall::size], &weight = far.weights[k];
+                const bool rubs = far.call->points[k].rubs;
+                const FarImpulse<T> impulse([&](int i) { return p[i]; }, plane, rubs, problem.inverse_timestep);
+                const Vec3<T> point = load3(p + parameter::point);
+                slope += weight * impulse.slope;
+                const T push = weight * impulse.gamma;
+                up += push;
+                at_up = at_up + push * point;
+                if (!rubs) continue;
+                const T push1 = weight * impulse.xi.y, push2 = weight * impulse.xi.z;
+                rub1 += push1;
+                rub2 += push2;
+                roll1 += p[parameter::radius] * push1;
+                roll2 += p[parameter::radius] * push2;
+                at1 = at1 + push1 * point;
+                at2 = at2 + push2 * point;
+            } while (++k < end && far.call->points[k].goes_on);
+            force = force + up * plane.normal + rub1 * plane.t1 + rub2 * plane.t2;
+            torque = torque + cross(at_up, plane.normal) + cross(at1, plane.t1) + cross(at2, plane.t2) -
+                     cross(plane.normal, roll1 * plane.t1 + roll2 * plane.t2);
         }
         far.slope = max(far.slope, slope);
-        add3(&problem.residual[6 * number], -force);
-        add3(&problem.residual[6 * number + 3], -transposed_times(next.R, torque));
+        add3(&problem.residual[6 * number], -(next.R * force));
+        add3(&problem.residual[6 * number + 3], -torque);
     }
 };
 
