@@ -29,7 +29,6 @@ from torchdojo.engine.near_sizes import with_graph
 from torchdojo.engine.near_slots import (
     NONE,
     NearPair,
-    begin,
     keys,
     merge,
     near_pairs,
@@ -275,7 +274,7 @@ class NearSteps(Backend):
         lead, flat = z.shape[:-1], z.detach().reshape(-1, z.shape[-1])
         timestep = part.share * part.of(self._numbers.timestep.detach(), 0).expand(len(flat))
         nearest = [self._search(pair, flat, reach_of_step(pair, flat, timestep))[0] for pair in self.pairs]
-        chosen = [begin(previous[part.rows], new, given.warm is None) for previous, new in zip(self._chosen, nearest, strict=True)]
+        chosen = [merge(previous[part.rows], new) for previous, new in zip(self._chosen, nearest, strict=True)]
         self._bounces.forget(part.rows)
         fresh, cold, bad = given.warm is None, given.warm is None, torch.ones(len(flat), dtype=torch.bool)
         restarted, bounced, overflow, made = False, False, torch.zeros_like(bad), torch.zeros(len(flat), dtype=torch.int64)

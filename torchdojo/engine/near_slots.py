@@ -18,7 +18,7 @@ from torchdojo.state.layout import STATE_SIZE
 from torchdojo.structure import Structure
 
 __all__ = [
-    "NONE", "Balls", "NearPair", "begin", "keys", "merge", "near_pairs", "plain", "present", "put", "reach_of_step", "search_in_torch",
+    "NONE", "Balls", "NearPair", "keys", "merge", "near_pairs", "plain", "present", "put", "reach_of_step", "search_in_torch",
     "warn_of_overflow",
 ]  # fmt: skip
 
@@ -158,19 +158,6 @@ def keys(terms: Tensor) -> Tensor:
     """A number for each term (..., 3); −1 for none."""
     kind, first, second = terms.long().unbind(-1)
     return torch.where(kind < 0, -1, (kind * BASE + first) * BASE + second)
-
-
-def begin(old: Tensor, found: Tensor, cold: bool) -> Tensor:
-    """The slots (N, K, 3) at the start of a step. Where none is lacking, corners that are no longer near stay, since they weigh nothing.
-
-    Crossings do not stay: lines of edges that are past each other would keep bodies where they are not. Nor do corners in a cold start, in
-    which impulses do not fade.
-    """
-    before, new = keys(old), keys(found)
-    same = before[:, :, None] == new[:, None, :]
-    lacking = ((new >= 0) & ~same.any(1)).any()
-    past = ((old[..., 0] == CROSSING) & ~same.any(-1)).any()
-    return merge(old, found) if cold or bool(lacking | past) else old
 
 
 def merge(old: Tensor, found: Tensor, keep_others: bool = False) -> Tensor:

@@ -14,7 +14,7 @@ inline void NearSteps::look(int64_t n) {
     int64_t *near_keys = &near_terms[n * pairs.size()], *slots = &chosen[n * pairs.size()];
     const auto take_up = [&](size_t k) {
         const NearPairs::Pair &pair = pairs.pairs[k];
-        begin(pair, near_keys + pair.first, slots + pair.first, environment.cold);
+        merge(pair.count, near_keys + pair.first, slots + pair.first, false);
         mark(n, int64_t(k));
     };
     const bool known = environment.looked_ahead == environment.timestep &&

@@ -40,22 +40,25 @@ inline void NearSteps::solve_together(int64_t *which, int64_t size, int64_t t, d
     const int64_t part_width = part->table.num_parameters + part->table.num_samples, far = points.size();
     // Steps that took many iterations do so again: if they begin first, no lane is left with one while the others are idle.
     std::stable_sort(which, which + size, [&](int64_t i, int64_t j) { return iterations[i] > iterations[j]; });
-    some_rows.resize(size * part_width);
-    some_warm.resize(size * part_nw);
-    out_w.resize(size * part_nw);
-    some_z.resize(size * states);
-    some_u.resize(size * nu);
-    some_wrench.resize(size * nb6);
-    some_weights.resize(size * far);
-    out_z.resize(size * states);
-    out_impulses.resize(size * part_ni);
-    out_counts.resize(3 * size);
+    const auto need = [](auto &numbers, int64_t wanted) {  // vectors that grow again would be cleared each time
+        if (int64_t(numbers.size()) < wanted) numbers.resize(wanted);
+    };
+    need(some_rows, size * part_width);
+    need(some_warm, size * part_nw);
+    need(out_w, size * part_nw);
+    need(some_z, size * states);
+    need(some_u, size * nu);
+    need(some_wrench, size * nb6);
+    need(some_weights, size * far);
+    need(out_z, size * states);
+    need(out_impulses, size * part_ni);
+    need(out_counts, 3 * size);
     PartCall &call_of_part = points.call;
     call_of_part.weights = some_weights.data();
     call_of_part.parameters = some_rows.data();
     call_of_part.alike = r.parameter_stride ? 0 : compact.num_rest();
     if (r.parameter_stride && far) {
-        some_values.resize(size * far * PartCall::size);
+        need(some_values, size * far * PartCall::size);
         for (int64_t i = 0; i < size; ++i)
             std::copy_n(points.numbers(which[i]), far * PartCall::size, &some_values[i * far * PartCall::size]);
         call_of_part.values = some_values.data();

@@ -361,16 +361,6 @@ private:
         for (int32_t k = 0; k < pair.count; ++k) to[k] = k < terms_found ? key_of(&terms[3 * k]) : -1;
     }
 
-    // The slots at the start of a step: `begin` of near_slots.py.
-    void begin(const NearPairs::Pair &pair, const int64_t *found_now, int64_t *slots, bool without_start) {
-        bool changes = without_start;
-        for (int32_t k = 0; k < pair.count && !changes; ++k) {
-            changes = found_now[k] >= 0 && !has(slots, pair.count, found_now[k]);
-            changes |= kind_of(slots[k]) == crossing_term && !has(found_now, pair.count, slots[k]);
-        }
-        if (changes) merge(pair.count, found_now, slots, false);
-    }
-
     // Puts the terms of a search into slots. A slot that has such a term keeps it: `merge` of near_slots.py.
     void merge(int32_t size, const int64_t *found_now, int64_t *slots, bool keep) {
         std::copy_n(slots, size, slots_before.data());

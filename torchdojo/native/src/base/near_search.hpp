@@ -228,8 +228,9 @@ public:
         }
         const RelativePose pose = relative_pose(x, R);
         const double edge_near = width(a, b, reach), near = edge_near - 2 * ends;
-        const NearestPoints points(a, b, pose, edge_near, start);
-        if (points.far) return 0;
+        // A distance beyond the need is a bound for some more steps.
+        const NearestPoints points(a, b, pose, edge_near + looks_beyond, start);
+        if (start.apart > edge_near) return 0;
         const double square = dot(points.apart, points.apart);
         const Vec3<double> n = square > 0 ? (1 / std::sqrt(square)) * points.apart : Vec3<double>{0, 0, 1};
 
@@ -258,6 +259,7 @@ public:
     }
 
 private:
+    static constexpr double looks_beyond = 0.1;  // [m]
     static constexpr double past = constant::near_terms::past, ends = constant::near_terms::ends;
     struct Edge {
         int number;
