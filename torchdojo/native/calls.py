@@ -197,6 +197,8 @@ ENTRIES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     # number of tensors; their implementations; a method without arguments: whether it is true of any of them
     "td_any": ("int64_t", ("int64_t", "const void *const *", "const void *")),
+    # memory of whole pages from mmap, and its bytes: whether it could be set to zero, where it has been written
+    "td_clear": ("int64_t", ("void *", "int64_t")),
     "td_rollout": ("void", ("void *", "const TdOptions *", "const TdRollout *")),
     "td_rollout_adjoint": ("void", ("void *", "const TdOptions *", "const TdRollout *", "const TdGradient *")),
     # w (N, T, n): solutions on the way to the hard limit κ → 0

@@ -6,6 +6,7 @@ Large results take their pages anew from the system, which costs more than what 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import sys
 import threading
@@ -59,21 +60,26 @@ _NOBODY = _references([object()], 0)  # references to what a list alone holds
 class UsedPages:
     """Memory that results use one after the other. A tensor from `torch.frombuffer` holds its memory for as long as a view of it lives."""
 
-    def __init__(self, most: int) -> None:
-        """most: how many pieces of memory are kept, in use or not."""
+    def __init__(self, most: int, clear: Callable[[int, int], int] | None = None) -> None:
+        """most: how many pieces of memory are kept, in use or not. clear(address, bytes): sets memory to zero, or returns that it did not.
+        Without it, memory has any contents."""
         self.most = most
+        self.clear = clear
         self.kept: list[mmap.mmap] = []
         self.lock = threading.Lock()
 
     def take(self, size: int) -> mmap.mmap:
-        """Memory of `size` bytes that nobody else has, with any contents."""
+        """Memory of `size` bytes that nobody else has."""
         with self.lock:
             for place in range(len(self.kept)):
                 if len(self.kept[place]) == size and _references(self.kept, place) == _NOBODY:
-                    self.kept.append(self.kept.pop(place))
-                    return self.kept[-1]
+                    used = self.kept.pop(place)
+                    if self.clear is None or self.clear(ctypes.addressof(ctypes.c_char.from_buffer(used)), size):
+                        self.kept.append(used)
+                        return used
+                    break
             memory = pages(size)
-            if hasattr(mmap, "MADV_HUGEPAGE"):
+            if self.clear is None and hasattr(mmap, "MADV_HUGEPAGE"):
                 with contextlib.suppress(OSError):  # a kernel without them
                     memory.madvise(mmap.MADV_HUGEPAGE)
             self.kept = [*self.kept, memory][-self.most :]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 from typing import Any, NamedTuple
 
 import torch
@@ -12,14 +13,16 @@ from torch import Tensor
 from torchdojo.gradients.request import Request
 from torchdojo.native import calls
 from torchdojo.native.cache import Parameters
-from torchdojo.native.memory import UsedPages, pages
+from torchdojo.native.memory import UsedPages
 from torchdojo.native.program import Packed, Program, kernel_library
 from torchdojo.native.request import kernel_options
 
 __all__ = ["Near", "NearFunction", "NearProblem", "NearRollout", "near_terms"]
 
 SMALL, LARGE = 1 << 20, 1 << 27  # sizes of memory [bytes] between which results use pages again
+PAGE = mmap.PAGESIZE
 _used = UsedPages(most=6)
+_cleared = UsedPages(most=2, clear=lambda address, size: kernel_library().td_clear(address, size))
 
 
 class Near(NamedTuple):
@@ -52,14 +55,14 @@ def near_terms(parameters: Parameters, contact: int, z: Tensor, reach: Tensor, c
 
 
 def _zeros(*shape: int) -> Tensor:
-    """Zeros, large ones in pages that the system clears when they are first written.
+    """Zeros, large ones in pages that the system clears when they are first written, or in pages that were used and are cleared again.
 
     PyTorch writes its zeros, and NumPy asks for huge pages. Impulses of 20 steps of 256 robots with 3,900 slots take 640 MB, nearly all 0.
     """
     size = 8 * math.prod(shape)
     if size < SMALL:
         return torch.zeros(shape, dtype=torch.float64)
-    return torch.frombuffer(pages(size), dtype=torch.float64).reshape(shape)
+    return torch.frombuffer(_cleared.take(-(-size // PAGE) * PAGE), dtype=torch.float64, count=size // 8).reshape(shape)
 
 
 def _empty(*shape: int) -> Tensor:

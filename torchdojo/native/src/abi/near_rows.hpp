@@ -107,8 +107,10 @@ public:
         if (solved && at_rest[n]) {
             for (const int32_t rank : written[n])
                 if (rank < slots.size_near()) rest(slots.ranked(rank), parameters, kappa, 1.0, all_w);
+        } else if (solved) {
+            rest_everywhere(parameters, kappa, all_w);
         } else {
-            for (int32_t rank = 0; rank < slots.size_near(); ++rank) rest(slots.ranked(rank), parameters, kappa, solved ? 1.0 : 0.0, all_w);
+            for (int32_t rank = 0; rank < slots.size_near(); ++rank) rest(slots.ranked(rank), parameters, kappa, 0.0, all_w);
         }
         clear(n, all_impulses);
         at_rest[n] = solved;
@@ -136,6 +138,8 @@ private:
     std::vector<int32_t> used, order;  // groups of the part; ranks of the slots of an environment in it
     std::vector<std::pair<int32_t, int32_t>> rooms;  // groups, in ascending order, and their slots in a part
     SlotAtRest values;  // values of an empty slot
+    std::vector<double> row_at_rest;  // a solution with all slots at rest
+    const double *rested = nullptr;  // its parameters
 
     // Copies numbers. Contacts with a disc have four, which a call of memmove would take longer for.
     static TD_INLINE double *copied(const double *from, int32_t count, double *to) {
@@ -182,6 +186,17 @@ private:
                 from += run.count;
             }
         }
+    }
+
+    // Writes all slots at rest, and with them other numbers, which a solution has of its own. Environments mostly share their parameters.
+    void rest_everywhere(const double *parameters, double kappa, double *w) {
+        const MechanismTable &m = slots.mechanism();
+        if (parameters != rested) {
+            row_at_rest.resize(m.num_unknowns);
+            for (int32_t rank = 0; rank < slots.size_near(); ++rank) rest(slots.ranked(rank), parameters, kappa, 1.0, row_at_rest.data());
+            rested = parameters;
+        }
+        std::copy(row_at_rest.begin(), row_at_rest.end(), w);
     }
 
     void rest(const Slots::Slot &slot, const double *parameters, double kappa, double scale, double *w) {

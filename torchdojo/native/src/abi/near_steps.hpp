@@ -100,7 +100,7 @@ private:
     std::vector<Distances> distances;  // of each environment
     std::vector<std::vector<int64_t>> broken;  // slots with numbers that are not finite, for each environment
     std::vector<double> from;  // the states before the step, or before a part of it
-    std::vector<double> z, impulses, w, terms, gaps, starts_kept;
+    std::vector<double> z, impulses, w, terms, gaps, starts_kept, no_terms;
     bool again = false;  // whether steps are taken once more, for their gradients
     std::vector<int64_t> status, iterations, substeps, active, cold, narrowing, ordered, slots_before;
     std::vector<int32_t> ranks;
@@ -324,7 +324,9 @@ private:
         environment.warm = true;
         if (near.stored == 1 && t + 1 < r.steps) return;
         double *to = near.terms + (in_call * near.stored + (near.stored > 1 ? t : 0)) * 3 * pairs.size();
-        for (int64_t k = 0; k < pairs.size(); ++k) put_term(-1, to + 3 * k);
+        if (no_terms.empty())
+            for (int64_t k = 0; k < pairs.size(); ++k) no_terms.insert(no_terms.end(), {-1.0, 0.0, 0.0});
+        std::copy(no_terms.begin(), no_terms.end(), to);
         for (size_t p = 0; p < pairs.pairs.size(); ++p) {
             const NearPairs::Pair &pair = pairs.pairs[p];
             if (!busy[n * marks() + p]) continue;

@@ -7,6 +7,7 @@
 #endif
 
 #include "abi/near_gradients.hpp"
+#include "abi/pages.hpp"
 #include "base/subnormals.hpp"
 #include "base/threads.hpp"
 
@@ -97,6 +98,8 @@ int64_t td_any(int64_t count, const void *const *tensors, const void *method) {
     const auto holds = reinterpret_cast<bool (*)(const void *)>(reinterpret_cast<uintptr_t>(method));
     return std::any_of(tensors, tensors + count, holds);
 }
+
+int64_t td_clear(void *memory, int64_t bytes) { return clear_written(static_cast<char *>(memory), bytes); }
 
 void td_rollout(void *handle, const TdOptions *o, const TdRollout *r) {
     Handle &h = *static_cast<Handle *>(handle);
