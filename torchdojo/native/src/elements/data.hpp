@@ -117,12 +117,13 @@ struct PartCall {
     int64_t alike = 0;
 };
 
-// The points of a call that are far. slope: the largest sum, over the points of a body, of bounds of derivatives, at the last w.
+// The points of a call that are far. values: their numbers, where environments have numbers of their own. reach: their largest distance from
+// the origin of their body. slope: the largest sum, over the points of a body, of bounds of derivatives, at the last w.
 template <class T>
 struct FarField {
     const PartCall *call = nullptr;
     std::vector<T> values, weights;
-    T slope{};
+    T reach{}, slope{};
 };
 
 // Contacts between bodies or shapes: see pair.hpp. Derivatives are by the next poses (x, φ of the body, then of the other).

@@ -99,12 +99,27 @@ struct FarPoints {
         for (size_t first = 0, end; first < far.weights.size(); first = end) {
             const int body = far.call->points[first].body;
             for (end = first + 1; end < far.weights.size() && far.call->points[end].body == body;) ++end;
-            add_body(problem, body, first, end, w);
+            if (far.call->value_stride) add_body(problem, body, first, end, w, far.values.data());
+            else add_body(problem, body, first, end, w, far.call->values);
         }
     }
 
+    // A bound of the distance of a point from the origin of its body.
+    static double reach_of(const double *p) {
+        const Vec3<double> at = load3(p + parameter::point);
+        return std::fabs(at.x) + std::fabs(at.y) + std::fabs(at.z) + p[parameter::radius];
+    }
+
 private:
-    static void add_body(Problem<T> &problem, int number, size_t first, size_t end, const T *w) {
+    static TD_INLINE const T &number_of(const T &number) { return number; }
+    template <class N>
+    static TD_INLINE std::enable_if_t<!std::is_same_v<N, T>, T> number_of(const N &number) {
+        return broadcast<T>(number);
+    }
+
+    // N: double where all environments share the numbers of points, else T.
+    template <class N>
+    static void add_body(Problem<T> &problem, int number, size_t first, size_t end, const T *w, const N *values) {
         FarField<T> &far = problem.far;
         const BodyPose<T> &next = problem.bodies[number].next;
         const T kappa = broadcast<T>(problem.kappa), mass = problem.body_parameters(number)[parameter::mass];
@@ -113,16 +128,18 @@ private:
         Vec3<T> force{}, torque{};
         T slope{};
         for (size_t k = first; k < end;) {
-            const T *numbers = &far.values[k * PartCall::size];
-            const SeenPlane<T> plane([&](int i) { return numbers[i]; }, body);
+            const N *numbers = values + k * PartCall::size;
+            const SeenPlane<T> plane([&](int i) { return number_of(numbers[i]); }, body);
             // Sums of impulses along the normal and the tangents, and of these times the places at which they act.
             T up{}, rub1{}, rub2{}, roll1{}, roll2{};
             Vec3<T> at_up{}, at1{}, at2{};
             do {
-                const T *p = &far.values[k * PartCall::size], &weight = far.weights[k];
+                const N *p = values + k * PartCall::size;
+                const T &weight = far.weights[k];
                 const bool rubs = far.call->points[k].rubs;
-                const FarImpulse<T> impulse([&](int i) { return p[i]; }, plane, rubs, problem.inverse_timestep);
-                const Vec3<T> point = load3(p + parameter::point);
+                const FarImpulse<T> impulse([&](int i) { return number_of(p[i]); }, plane, rubs, problem.inverse_timestep);
+                const Vec3<T> point{number_of(p[parameter::point]), number_of(p[parameter::point + 1]), number_of(p[parameter::point + 2])};
+                const T radius = number_of(p[parameter::radius]);
                 slope += weight * impulse.slope;
                 const T push = weight * impulse.gamma;
                 up += push;
@@ -131,8 +148,8 @@ private:
                 const T push1 = weight * impulse.xi.y, push2 = weight * impulse.xi.z;
                 rub1 += push1;
                 rub2 += push2;
-                roll1 += p[parameter::radius] * push1;
-                roll2 += p[parameter::radius] * push2;
+                roll1 += radius * push1;
+                roll2 += radius * push2;
                 at1 = at1 + push1 * point;
                 at2 = at2 + push2 * point;
             } while (++k < end && far.call->points[k].goes_on);

@@ -55,7 +55,7 @@ public:
         }
         const auto touches = [&](const T *p) { reach = max(reach, length(load3(p + parameter::point)) + p[parameter::radius]); };
         for (const ContactTable &contact : mechanism.contacts) touches(&problem.parameters[contact.parameters]);
-        for (size_t k = 0; k < problem.far.values.size(); k += PartCall::size) touches(&problem.far.values[k]);
+        if (problem.far.call) reach = max(reach, problem.far.reach);
     }
 
     // The bound, for the step `direction` to w, whose cone variables Newton's method had at `newton`.

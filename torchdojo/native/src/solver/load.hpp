@@ -32,6 +32,7 @@ __attribute__((noinline)) Status Stepper<T>::load(int lane, const Job &job) {
             if (part->value_stride) {
                 const double *values = part->values + job.in_part * part->value_stride;
                 put_lane(problem.far.values.data(), lane, values, int(PartCall::size * count));
+                set(problem.far.reach, lane, far_reach(values, count));
             }
             alike = part->alike;
             if (alike) problem.samples[lane] = part->parameters;
@@ -58,15 +59,21 @@ __attribute__((noinline)) Status Stepper<T>::load(int lane, const Job &job) {
     return fastest[lane] > constant::largest_sine && may_split[lane] ? too_fast : success;
 }
 
+template <class T>
+double Stepper<T>::far_reach(const double *values, int64_t count) {
+    double reach = 0.0;
+    for (int64_t k = 0; k < count; ++k) reach = std::max(reach, FarPoints<T>::reach_of(values + k * PartCall::size));
+    return reach;
+}
+
 // Takes up what the environments of a part share.
 template <class T>
 __attribute__((noinline)) void Stepper<T>::load_part(const PartCall &part) {
     const size_t count = part.points.size();
     problem.far.call = &part;
     problem.far.weights.resize(count);
-    problem.far.values.resize(PartCall::size * count);
-    if (!part.value_stride)
-        for (size_t k = 0; k < problem.far.values.size(); ++k) problem.far.values[k] = broadcast<T>(part.values[k]);
+    if (part.value_stride) problem.far.values.resize(PartCall::size * count);
+    else problem.far.reach = broadcast<T>(far_reach(part.values, int64_t(count)));
     finite_part = all_finite(part.parameters, part.alike);
     for (int64_t k = 0; k < part.alike; ++k) problem.parameters[k] = broadcast<T>(part.parameters[k]);
 }

@@ -51,8 +51,6 @@ public:
         shortest_factor = std::ldexp(1.0, -int(options.max_halvings));
         shared_parameters = shared;
         problem.far.call = nullptr;
-        problem.far.values.clear();
-        problem.far.weights.clear();
         std::fill_n(problem.samples, lanes<T>, shared);
         if (shared)
             for (int k = 0; k < mechanism.num_parameters; ++k) problem.parameters[k] = broadcast<T>(shared[k]);
@@ -420,6 +418,7 @@ private:
     }
 
     void load_part(const PartCall &part);  // load.hpp
+    static double far_reach(const double *values, int64_t count);
 
     // Members of directions.hpp.
     T unloaded(const T &equality);
