@@ -2,6 +2,7 @@
 #pragma once
 
 #include "abi/slots.hpp"
+#include "base/interleave.hpp"
 
 namespace torchdojo {
 
@@ -30,6 +31,7 @@ public:
             if (!goes_on) runs.push_back({contact.body, rubs, k, k});
             runs.back().end = k + 1;
             call.points.push_back({contact.body, rubs, goes_on});
+            places.push_back({slot(k).runs[0].from, slot(k).runs[1].from, slot(k).runs[3].from});
         }
         if (shared) call.values = values.data();
     }
@@ -76,21 +78,24 @@ public:
             for (int64_t start = run.first; start < run.end; start += pack_lanes) {
                 const int used = int(std::min<int64_t>(pack_lanes, run.end - start));
                 if (std::none_of(weights + start, weights + start + used, [](double weight) { return weight != 0.0; })) continue;
-                double numbers[8][pack_lanes] = {};
+                double numbers[pack_lanes][8] = {}, *rows[pack_lanes];
+                for (int lane = 0; lane < pack_lanes; ++lane) rows[lane] = numbers[lane];
                 if (state) {
                     const FarImpulse<Pack> point([&](int i) { return load(column + i * padded + start); }, plane, run.rubs, inverse_h);
                     const Pack all[8] = {point.gamma, point.xi.x, point.xi.y, point.xi.z, point.gap, point.eta.x, point.eta.y, point.eta.z};
-                    std::memcpy(numbers, all, sizeof all);
+                    separate(all, 8, rows, used);
                 }
                 for (int lane = 0; lane < used; ++lane) {
                     if (weights[start + lane] == 0.0) continue;
-                    const Slots::Slot &one = slot(start + lane);
-                    const auto put = [&](double *to, int first) {
-                        for (int i = 0; i < one.runs[0].count; ++i) to[i] = numbers[first + i][lane];
+                    const Place &place = places[start + lane];
+                    const auto put = [&](auto size) {
+                        constexpr size_t bytes = decltype(size)::value * sizeof(double);
+                        std::memcpy(w + place.impulse, numbers[lane], bytes);
+                        std::memcpy(w + place.slack, numbers[lane] + 4, bytes);
+                        std::memcpy(impulses + place.output, numbers[lane], bytes);
                     };
-                    put(w + one.runs[0].from, 0);
-                    put(w + one.runs[1].from, 4);
-                    put(impulses + one.runs[3].from, 0);
+                    if (run.rubs) put(std::integral_constant<int, 4>());
+                    else put(std::integral_constant<int, 1>());
                 }
             }
         }
@@ -107,6 +112,10 @@ private:
     const int64_t count, padded;  // points, and numbers in a column of them
     const bool shared;
     std::vector<Run> runs;
+    struct Place {
+        int32_t impulse, slack, output;
+    };
+    std::vector<Place> places;  // of each point, in a solution and among the impulses
     std::vector<double> values, columns;  // numbers of the points of each environment: all of one point together, and each of all points
 
     const Slots::Slot &slot(int64_t point) const { return slots.ranked(slots.size_near() + int32_t(point)); }
