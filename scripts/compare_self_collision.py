@@ -31,6 +31,7 @@ FILES = [
     *("unitree_go1/go1.xml", "unitree_go1/go1.urdf", "unitree_a1/a1.xml", "unitree_a1/a1.urdf", "unitree_h1/h1.xml", "unitree_h1/h1.urdf"),
     *("franka_panda/panda_collision.urdf", "franka_panda/panda.urdf", "ur5/ur5e.xml", "xarm6/xarm6_robot.urdf", "atlas/atlas.urdf"),
     *("youbot/youbot.urdf", "exoskeleton/exoskeleton.urdf", "humanoid/humanoid.xml", "ant/ant.xml"),
+    *("half_cheetah/half_cheetah.xml", "walker2d/walker2d_v5.xml", "hopper/hopper.xml"),
 ]
 FIXED = ("panda", "xarm", "ur5")  # arms, whose bases do not float
 TIMESTEP = 0.005  # [s]

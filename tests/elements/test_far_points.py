@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 import torchdojo as td
 from torchdojo.native import loader, memory
+from torchdojo.native.program import kernel_library
 
 pytestmark = pytest.mark.skipif(not loader.available(), reason="needs the compiled kernel")
 
@@ -18,9 +20,7 @@ TOLERANCE = 1e-9  # both solve to 1e-12; impulses of far points follow from gaps
 TURNS = 2 * 1e-12 / (0.2 * (0.08**2 + 0.06**2) / 12)  # [rad/s], of both residuals and the least inertia of the lid
 
 
-def tossed(
-    near: bool, kind: str, kappa: float = 1e-6, mass: float | Tensor = 0.4, mu: float | Tensor = 0.5, **laws: float
-) -> td.Mechanism:
+def tossed(near: bool, kind: str, kappa: float = 1e-6, mass: float | Tensor = 0.4, mu: float | Tensor = 0.5, **laws: float) -> td.Mechanism:
     """Two boxes on a hinge with points at their corners, and a third one far away, with near contacts to both or without."""
     contact = td.ImpactContact if kind == "frictionless" else td.NonlinearContact
     friction = {} if kind == "frictionless" else {"friction": mu}
@@ -173,6 +173,21 @@ def test_memory_is_used_again_when_nobody_has_it() -> None:
     del second, view
     assert torch.frombuffer(used.take(1 << 12), dtype=torch.float64).data_ptr() == place
     assert len(used.take(1 << 13)) == 1 << 13
+
+
+def test_memory_that_was_used_is_zero_again() -> None:
+    used = memory.UsedPages(most=2, clear=kernel_library().td_clear)
+    numbers = torch.frombuffer(used.take(1 << 20), dtype=torch.float64)
+    place = numbers.data_ptr()
+    numbers[700], numbers[100_000] = 1.0, 2.0
+    numbers.numpy()[50_000] = 3.0  # whoever writes
+    del numbers
+    again = torch.frombuffer(used.take(1 << 20), dtype=torch.float64)
+    assert not again.any()
+    assert again.data_ptr() == place or not sys.platform.startswith("linux")
+    again.fill_(1.0)  # too much to be cleared
+    del again
+    assert not torch.frombuffer(used.take(1 << 20), dtype=torch.float64).any()
 
 
 def test_solutions_outlive_later_steps() -> None:

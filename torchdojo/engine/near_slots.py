@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchdojo.elements.contact import RESTING_ACCELERATION
 from torchdojo.elements.near_contact import NearContact
-from torchdojo.geometry.near_terms import BOUNCING, CROSSING, NOTHING, REACH, all_terms, near_term
+from torchdojo.geometry.near_terms import BOUNCING, NOTHING, REACH, all_terms, near_term
 from torchdojo.geometry.polytopes import Polytope
 from torchdojo.parameters import warn_user
 from torchdojo.quaternion import rotate
