@@ -95,6 +95,20 @@ def test_empty_slots_have_what_a_term_starts_from() -> None:
     assert empty > 400
 
 
+def test_terms_leave_their_slots_when_they_are_no_longer_near() -> None:
+    """Each one that stayed would cost as much as one that acts."""
+    mech = boxes(*FEW, slots=8)
+    z = states(mech)
+    out = mech.step(z)
+    slots = [contact for name, contact in mech.contacts.items() if name != "foot"]
+    assert sum(int((slot.term[..., 0] >= 0).sum()) for slot in slots) > 10
+    apart = z.view(3, 6, 13).clone()
+    apart[..., 2] += 0.5 + torch.arange(6)
+    apart[..., 4:6, 2] = z.view(3, 6, 13)[..., 4:6, 2] + 9.0  # the bodies of the hinge
+    mech.step(apart.view(3, -1), warm_start=out.solution)
+    assert all((slot.term[..., 0] < 0).all() for slot in slots)
+
+
 def test_order_without_rare_edges() -> None:
     """Rare blocks have places, and change neither the order nor what is zero without them."""
     chain = [(i, i + 1) for i in range(9)]
