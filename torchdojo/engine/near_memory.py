@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torchdojo.elements.near_contact import NearContact
-from torchdojo.engine.near_slots import NONE
+from torchdojo.engine.near_slots import NONE, numbers, terms_of
 
 __all__ = ["NearMemory"]
 
@@ -28,27 +28,27 @@ class NearMemory:
 
     def __init__(self, slots: Sequence[NearContact]) -> None:
         self.slots = list(slots)
-        self._terms: Tensor | None = None  # (*batch, K, 3) while they are here; None: there are none
+        self._terms: Tensor | None = None  # (*batch, K) while they are here; None: there are none
         self._batch = torch.Size()
         self._here = False
         self._withheld = False
         self._empty: list[nn.Parameter] = []  # the empty terms that slots have meanwhile
 
     def take(self, batch: torch.Size) -> Tensor | None:
-        """The terms (*batch, K, 3); None where slots have none, or those of another batch. Slots are empty from now on."""
+        """The terms (*batch, K), as `numbers`; None where slots have none, or those of another batch. Slots are empty from now on."""
         if not self._here:
             terms = [slot.term.detach() for slot in self.slots]
             same_batch = all([term.shape[:-1] == batch for term in terms])
             self._empty = self._empty or [nn.Parameter(NONE.clone(), requires_grad=False) for _ in terms]
-            self._terms, self._batch = (torch.stack(terms, -2) if same_batch else None), batch
+            self._terms, self._batch = (numbers(torch.stack(terms, -2)) if same_batch else None), batch
             for slot, empty in zip(self.slots, self._empty, strict=True):
                 slot.lend(empty, self.give_back)
             self._here = True
         return self._terms if self._batch == batch else None
 
     def put(self, terms: Tensor) -> None:
-        """Keep the terms (*batch, K, 3) of a step, after `take`."""
-        self._terms, self._batch = terms, terms.shape[:-2]
+        """Keep the terms (*batch, K) of a step, after `take`."""
+        self._terms, self._batch = terms, terms.shape[:-1]
 
     def forget_others(self, batch: torch.Size) -> None:
         """Empty the slots, if they have the terms of another batch."""
@@ -65,7 +65,9 @@ class NearMemory:
         if not self._here or self._withheld:
             return
         terms, self._here, self._terms = self._terms, False, None
-        rows: Sequence[Tensor] = [NONE.clone() for _ in self.slots] if terms is None else terms.movedim(-2, 0).contiguous().unbind(0)
+        rows: Sequence[Tensor] = (
+            [NONE.clone() for _ in self.slots] if terms is None else terms_of(terms).movedim(-2, 0).contiguous().unbind(0)
+        )
         for slot, row in zip(self.slots, rows, strict=True):
             slot.lend(nn.Parameter(row, requires_grad=False), None)
 

@@ -152,7 +152,7 @@ class TermsOfParts:
         self._terms: Tensor | None = None
 
     def take(self, batch: torch.Size) -> Tensor | None:
-        return self._terms if self._terms is not None and self._terms.shape[:-2] == batch else None
+        return self._terms if self._terms is not None and self._terms.shape[:-1] == batch else None
 
     def put(self, terms: Tensor) -> None:
         self._terms = terms

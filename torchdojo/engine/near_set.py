@@ -32,11 +32,13 @@ from torchdojo.engine.near_slots import (
     keys,
     merge,
     near_pairs,
+    numbers,
     plain,
     present,
     put,
     reach_of_step,
     search_in_torch,
+    terms_of,
     warn_of_overflow,
 )  # fmt: skip
 from torchdojo.engine.reference import Reference
@@ -162,7 +164,7 @@ class NearSteps(Backend):
             wrench=None if data[2] is None else data[2].detach(),
             warm=None if warm is None else rows(warm.detach(), 1),
             slots=len(memory.slots),
-            known=None if known is None else known.reshape(-1, len(memory.slots), 3),
+            known=None if known is None else known.reshape(-1, len(memory.slots)),
             free=_is_zero(wrench) and self._only_falls(),
         )
         out = NearRollout(*NearFunction.apply(problem, *data)) if graph else problem.solve(keep_solutions)
@@ -190,7 +192,7 @@ class NearSteps(Backend):
             check_solved(out.status)
         if self._given is not None:
             terms = torch.cat(self._bounces.flagged(self._chosen), 1)
-            self._memory.put(terms[:, torch.cat(self._places).argsort()].reshape(*lead, -1, 3))
+            self._memory.put(numbers(terms[:, torch.cat(self._places).argsort()]).reshape(*lead, -1))
         return out
 
     @functools.cached_property
@@ -206,7 +208,7 @@ class NearSteps(Backend):
         terms = self._memory.take(lead)
         if terms is None:
             return [NONE.repeat(lead.numel(), len(pair.slots), 1) for pair in self.pairs]
-        terms = plain(terms.reshape(lead.numel(), -1, 3))
+        terms = plain(terms_of(terms.reshape(lead.numel(), -1)))
         return [terms[:, places] for places in self._places]
 
     @property
@@ -483,13 +485,12 @@ class NearSteps(Backend):
 
     def kept(self, batch: torch.Size) -> Tensor | None:
         terms = self._memory.take(batch)
-        return None if terms is None else terms.flatten(-2)
+        return None if terms is None else terms.double()  # whole numbers, exact
 
     def keep(self, kept: Tensor | None) -> None:
         if kept is not None:
-            terms = kept.detach().unflatten(-1, (-1, 3)).contiguous()
-            self._memory.take(terms.shape[:-2])  # slots give theirs up
-            self._memory.put(terms)
+            self._memory.take(kept.shape[:-1])  # slots give theirs up
+            self._memory.put(kept.detach().long().contiguous())
 
 
 def _is_zero(wrench: Tensor | None) -> bool:

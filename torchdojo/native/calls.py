@@ -162,12 +162,12 @@ STRUCTS: dict[str, dict[str, str]] = {
         "gaps": "double *",  # (N, capacity)
         "counts": "int64_t *",  # (N,): how many there are, which may be more than the capacity
     },
-    # The terms of a rollout by near contacts (abi/near_steps.hpp). K: their number, in the order in which they are declared.
+    # The terms of a rollout by near contacts (abi/near_steps.hpp), as `numbers` of engine/near_slots.py. K: how many contacts, as declared.
     "TdNearSteps": {
-        "known": "const double *",  # (N, K, 3) before the first step, or null
+        "known": "const int64_t *",  # (N, K) before the first step, or null
         "free": "int64_t",  # whether, without inputs, gravity alone gives bodies energy
         "stored": "int64_t",  # steps whose terms are kept: T, or 1 for the last step alone
-        "terms": "double *",  # (N, stored, K, 3)
+        "terms": "int64_t *",  # (N, stored, K)
         "overflow": "int64_t *",  # (N, 2): a contact of a pair with more terms than slots, or −1, and how many it has
     },
     "TdGradient": {

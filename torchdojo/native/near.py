@@ -19,10 +19,10 @@ from torchdojo.native.request import kernel_options
 
 __all__ = ["Near", "NearFunction", "NearProblem", "NearRollout", "near_terms"]
 
-SMALL, LARGE = 1 << 20, 1 << 27  # sizes of memory [bytes] between which results use pages again
+SMALL, LARGE = 1 << 20, 1 << 27  # sizes of memory [bytes] between which results use pages again; pages that are cleared have no upper bound
 PAGE = mmap.PAGESIZE
-_used = UsedPages(most=6)
-_cleared = UsedPages(most=2, clear=lambda address, size: kernel_library().td_clear(address, size))
+_used = UsedPages(most=2)
+_cleared = UsedPages(most=6, clear=lambda address, size: kernel_library().td_clear(address, size))
 
 
 class Near(NamedTuple):
@@ -66,22 +66,22 @@ def _zeros(*shape: int) -> Tensor:
 
 
 def _empty(*shape: int) -> Tensor:
-    """Numbers that the kernel is about to write, all of them. Large ones use pages again that nobody has any longer.
+    """Whole numbers that the kernel is about to write, all of them. Large ones use pages again that nobody has any longer.
 
-    Solutions of 256 robots take 67 MB. To be handed that many pages takes longer than to write them.
+    Terms of 256 robots with 4,700 slots take 10 MB. To be handed that many pages takes longer than to write them.
     """
     size = 8 * math.prod(shape)
     if not SMALL <= size <= LARGE:
-        return torch.empty(shape, dtype=torch.float64)
-    return torch.frombuffer(_used.take(size), dtype=torch.float64).reshape(shape)
+        return torch.empty(shape, dtype=torch.int64)
+    return torch.frombuffer(_used.take(size), dtype=torch.int64).reshape(shape)
 
 
 class NearRollout(NamedTuple):
     """Results of N rollouts of T steps.
 
     z: (N, T + 1, 13 nb) with the initial state. impulses: (N, T, ni). w: (N, T or 1, n). status, iterations, substeps: (N, T).
-    terms: (N, T or 1, K, 3) of the slots, in the order in which they are declared. overflow: (N, 2) a contact of a pair with more terms
-    than slots, or −1, and how many it has.
+    terms: (N, T or 1, K) of the slots, as `numbers` of engine/near_slots.py, in the order in which they are declared.
+    overflow: (N, 2) a contact of a pair with more terms than slots, or −1, and how many it has.
     """
 
     z: Tensor
@@ -97,7 +97,7 @@ class NearRollout(NamedTuple):
 class NearProblem(NamedTuple):
     """Rollouts with near contacts, of flat batches. z: (N, 13 nb). u: (N, T, nu). wrench: (N, 6 nb) or None. warm: (N, n) or None.
 
-    known: terms (N, K, 3) of slots before the first step, or None; the parameters have none.
+    known: terms (N, K) of slots before the first step, or None; the parameters have none.
     free: whether gravity alone gives bodies energy.
     """
 
@@ -118,12 +118,12 @@ class NearProblem(NamedTuple):
         stored, program = steps if all_steps else 1, self.program
         out = NearRollout(
             self.z.new_empty(count, steps + 1, self.z.shape[1]),
-            _zeros(count, steps, program.num_impulses),  # impulses of empty slots are not written
-            _empty(count, stored, program.num_unknowns),
+            _zeros(count, steps, program.num_impulses),  # numbers of empty slots are not written
+            _zeros(count, stored, program.num_unknowns),
             torch.empty(count, steps, dtype=torch.int64),
             torch.empty(count, steps, dtype=torch.int64),
             torch.empty(count, steps, dtype=torch.int64),
-            _empty(count, stored, self.slots, 3),
+            _empty(count, stored, self.slots),
             torch.empty(count, 2, dtype=torch.int64),
         )
         out.z[:, 0] = self.z

@@ -40,23 +40,29 @@ public:
     const std::vector<int32_t> ranks, near_of;  // ranks of the slots of the pairs, in their order; the slot of each rank
 
     Handle(const int32_t *table, const int32_t *schedule)
-        : table(Tables(table), schedule), near(this->table), slots(this->table), ranks(slots.ranks(near.term)), near_of(inverse(ranks)) {}
+        : table(Tables(table), schedule), near(this->table), slots(this->table), ranks(slots.ranks(near.term)), near_of(inverse(ranks)),
+          narrower(is_narrow(this->table)) {}
+
+    // Whether rollouts leave out far points of a mechanism without near contacts (near_steps.hpp).
+    bool leaves_points_out(const TdRollout &r) const {
+        return slots.some() && !slots.size_near() && !r.feedback && !r.law && !r.drives && r.repeat == 1 && r.every == 1;
+    }
 
     int64_t lanes() const { return narrower ? torchdojo::lanes<Narrow> : pack_lanes; }
 
     // part_call: what a part has beside the rollout.
     void forward(bool in_lanes, const Options &o, const TdRollout &r, int64_t first, int64_t last, const PartCall *part_call = nullptr) {
         if (has_parts(r))
-            return each_part(r, first, last, [&](Handle &part, SlotRows &rows) {
+            return each_part(o, r, first, last, [&](Handle &part, SlotRows &rows) {
                 part.forward(rows.size() > 1, o, rows.rollout(), 0, rows.size());
-                rows.scatter(o.kappa);
+                rows.scatter();
             });
         with_rollout_worker(in_lanes, [&](auto &worker) { worker.forward(o, r, first, last, part_call); });
     }
     void backward(bool in_lanes, const Options &o, double kappa, const TdRollout &r, const TdGradient &g, double *sum, int64_t first,
                   int64_t last) {
         if (has_parts(r))
-            return each_part(r, first, last, [&](Handle &part, SlotRows &rows) {
+            return each_part(o, r, first, last, [&](Handle &part, SlotRows &rows) {
                 const TdGradient part_gradient = rows.gradient(g);
                 part.backward(rows.size() > 1, o, kappa, rows.solved(), part_gradient, sum ? rows.sums() : nullptr, 0, rows.size());
                 if (sum) rows.add_sums(sum);
@@ -66,7 +72,7 @@ public:
     void near_limit(bool in_lanes, const Options &o, const TdRollout &r, double *w, int64_t first, int64_t last) {
         if (has_parts(r)) {
             std::copy_n(r.w + first * r.steps * table.num_unknowns, (last - first) * r.steps * table.num_unknowns, w);
-            return each_part(r, first, last, [&](Handle &part, SlotRows &rows) {
+            return each_part(o, r, first, last, [&](Handle &part, SlotRows &rows) {
                 std::vector<double> to(size_t(rows.size() * r.steps) * part.table.num_unknowns);
                 part.near_limit(rows.size() > 1, o, rows.solved(), to.data(), 0, rows.size());
                 rows.put(Slots::unknowns, r.steps, to.data(), w + (rows.first - first) * r.steps * table.num_unknowns);
@@ -77,7 +83,7 @@ public:
     void jacobian(bool in_lanes, const Options &o, double kappa, const TdRollout &r, double *out, int64_t first, int64_t last) {
         const int64_t side = int64_t(tangent_size) * table.num_bodies, size = side * (side + table.num_inputs);
         if (has_parts(r))
-            return each_part(r, first, last, [&](Handle &part, SlotRows &rows) {
+            return each_part(o, r, first, last, [&](Handle &part, SlotRows &rows) {
                 part.jacobian(rows.size() > 1, o, kappa, rows.solved(), out + rows.first * size, 0, rows.size());
             });
         const bool few_rows = table.num_bodies < 3;
@@ -87,7 +93,7 @@ public:
                           int64_t last) {
         const int64_t n = table.num_coordinates, size = 2 * n * (2 * n + table.num_inputs);
         if (has_parts(r))
-            return each_part(r, first, last, [&](Handle &part, SlotRows &rows) {
+            return each_part(o, r, first, last, [&](Handle &part, SlotRows &rows) {
                 part.minimal_jacobian(rows.size() > 1, o, kappa, rows.solved(), x + 2 * n * rows.first, out + rows.first * size, 0,
                                       rows.size());
             });
@@ -120,7 +126,7 @@ private:
     Worker<double> one{table};
     Worker<Pack> many{table};
     Worker<Narrow> narrow{table};
-    const bool narrower = is_narrow(table);  // whether rollouts and their gradients use `narrow` in place of `many`
+    const bool narrower;  // whether rollouts and their gradients use `narrow` in place of `many`
 
     static constexpr size_t most_parts = 64;  // most parts that are kept; each has memory of its own
     struct Part {
@@ -130,7 +136,8 @@ private:
     std::mutex mutex;
     std::list<Part> parts;  // the last one used comes first
 
-    Handle(const Slots &whole, const std::vector<int32_t> &kept) : table(whole.part(kept)), near(table, false), slots(this->table, false) {}
+    Handle(const Slots &whole, const std::vector<int32_t> &kept)
+        : table(whole.part(kept)), near(table, false), slots(this->table, false), narrower(false) {}
 
     static std::vector<int32_t> inverse(const std::vector<int32_t> &order) {
         std::vector<int32_t> result(order.size());
@@ -152,13 +159,13 @@ private:
     }
 
     // Solutions that a law of feedback starts from have numbers of all slots.
-    bool has_parts(const TdRollout &r) const { return slots.some() && !r.feedback; }
+    bool has_parts(const TdRollout &r) const { return slots.size_near() && !r.feedback; }
 
     // Calls f(part, rows of environments) for environments first … last, as many at a time as fit into one part.
     template <class F>
-    void each_part(const TdRollout &r, int64_t first, int64_t last, F &&f) {
+    void each_part(const Options &o, const TdRollout &r, int64_t first, int64_t last, F &&f) {
         for (int64_t start = first; start < last;) {
-            SlotRows rows(table, slots, r, start, last);
+            SlotRows rows(table, slots, o.kappa, r, start, last);
             f(*part(rows.kept), rows);
             start = rows.last;
         }

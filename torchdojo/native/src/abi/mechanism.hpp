@@ -177,7 +177,9 @@ struct MechanismTable : Tables {
     std::vector<char> is_braced;  // per friction: of a contact with the world, on a body that several such contacts hold
     Schedule schedule;
 
-    MechanismTable(Tables &&tables, const int32_t *schedule_table) : Tables(std::move(tables)), schedule(schedule_table) {
+    // braced: `is_braced` of the contacts, in place of what follows from these; or null.
+    MechanismTable(Tables &&tables, const int32_t *schedule_table, const std::vector<char> *braced = nullptr)
+        : Tables(std::move(tables)), schedule(schedule_table) {
         frictions = contacts;
         for (const CoupleTable &couple : couples) frictions.push_back(couple.friction);
         for (const JointTable &joint : joints)
@@ -202,7 +204,8 @@ struct MechanismTable : Tables {
             const auto holds = [&](const ContactTable &contact) {
                 return contact.body == contacts[c].body && contact.friction_size() && touches_world(contact);
             };
-            is_braced[c] = holds(contacts[c]) && std::count_if(contacts.begin(), contacts.end(), holds) >= constant::bracing_contacts;
+            if (braced) is_braced[c] = (*braced)[c];
+            else is_braced[c] = holds(contacts[c]) && std::count_if(contacts.begin(), contacts.end(), holds) >= constant::bracing_contacts;
         }
     }
 

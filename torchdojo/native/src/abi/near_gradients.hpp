@@ -21,10 +21,10 @@ inline void NearSteps::backward(double kappa, const TdGradient &g) {
     for (int64_t t = r.steps - 1; t >= 0; --t) {
         for (int64_t n = 0; n < count; ++n) {
             const int64_t in_call = first + n;
-            const double *stored_terms = near.terms + (in_call * near.stored + t) * 3 * pairs.size();
+            const int64_t *stored_terms = near.terms + (in_call * near.stored + t) * pairs.size();
             for (int64_t k = 0; k < pairs.size(); ++k) {
                 double *term = &rows[n * width + pairs.term[k]];
-                std::copy_n(stored_terms + 3 * pairs.place[k], 3, term);
+                put_term(stored_terms[pairs.place[k]], term);
                 term[parameter::slot::fading] = 1.0;
             }
             std::copy_n(before_step(in_call, t), states, &start[n * states]);
@@ -64,7 +64,7 @@ inline void NearSteps::through_halves(int64_t n, int64_t t, double kappa, const 
     std::copy_n(before_step(in_call, t), states, &from[n * states]);
     allow(n);
     environments[n].overflows = false;
-    compact.forget(n);
+    std::fill_n(&w[n * m.num_unknowns], m.num_unknowns, 0.0);
     std::vector<Part> parts;
     double *by_z = gradient.grad_z0 + n * states, *by_u = gradient.grad_u ? gradient.grad_u + n * nu : nullptr;
     double *by_wrench = gradient.grad_wrench ? gradient.grad_wrench + n * nb6 : nullptr;

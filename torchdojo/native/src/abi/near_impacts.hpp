@@ -17,8 +17,8 @@ inline bool NearSteps::begin_to_bounce(int64_t n) {
         for (const bool compares : {true, false})
             for (int64_t k = pair.first; k < pair.first + pair.count; ++k) {
                 const int64_t key = chosen[n * pairs.size() + k];
-                const double gamma = w_of(n)[pairs.impulse[k]];
-                if (key < 0 || !pairs.bounces[k] || !(gamma >= constant::near_terms::bearing * largest)) continue;
+                const double gamma = last_of(n)[pairs.impulse[k]];
+                if (!key || !pairs.bounces[k] || !(gamma >= constant::near_terms::bearing * largest)) continue;
                 double term[3];
                 put_term(key, term);
                 if (!arrives(pair, m.num_bodies, &from[n * states], environments[n].timestep, term)) continue;
@@ -36,8 +36,8 @@ inline void NearSteps::keep_acting(int64_t n, const std::vector<int64_t> &first_
     const double least = constant::near_terms::outside * options.kappa / (2 * constant::near_terms::reach);
     for (int64_t k = 0; k < pairs.size(); ++k) {
         int64_t &key = chosen[n * pairs.size() + k];
-        if (!pairs.bounces[k] || first_terms[k] < 0 || !(first_sum[pairs.output[k]] > least)) continue;
-        if (key < 0) key = first_terms[k];
+        if (!pairs.bounces[k] || !first_terms[k] || !(first_sum[pairs.output[k]] > least)) continue;
+        if (!key) key = first_terms[k];
         busy[n * marks() + pairs.owner[k]] = 1;
         if (key == first_terms[k]) bouncing[n * pairs.size() + k] = key;
     }
@@ -51,13 +51,13 @@ inline void NearSteps::narrow(int64_t t) {
         if (environments[n].restarted && status[n] == success) narrowing.push_back(n);
     for (const double fading : {constant::near_terms::wide_fading, constant::near_terms::less_wide_fading}) {
         starts_kept.clear();
-        for (const int64_t n : narrowing) starts_kept.insert(starts_kept.end(), w_of(n), w_of(n) + m.num_unknowns);
+        for (const int64_t n : narrowing) starts_kept.insert(starts_kept.end(), last_of(n), last_of(n) + m.num_unknowns);
         solve(narrowing, t, fading, true);
         size_t left = 0;
         for (size_t i = 0; i < narrowing.size(); ++i) {
             const int64_t n = narrowing[i];
             if (status[n] == success) narrowing[left++] = n;
-            else std::copy_n(&starts_kept[i * m.num_unknowns], m.num_unknowns, w_of(n));
+            else std::copy_n(&starts_kept[i * m.num_unknowns], m.num_unknowns, last_of(n));
         }
         narrowing.resize(left);
     }

@@ -33,7 +33,7 @@ inline void NearSteps::look(int64_t n) {
         if (!has_terms && !busy[n * marks() + k]) continue;
         const NearPairs::Pair &pair = pairs.pairs[k];
         if (has_terms) std::copy_n(&next_terms[n * pairs.size() + pair.first], pair.count, near_keys + pair.first);
-        else std::fill_n(near_keys + pair.first, pair.count, -1);
+        else std::fill_n(near_keys + pair.first, pair.count, 0);
         if (has_terms) ++next;
         take_up(k);
     }

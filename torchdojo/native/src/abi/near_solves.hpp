@@ -14,10 +14,10 @@ inline void NearSteps::list(int64_t n) {
         if (!busy[n * marks() + p]) continue;
         const NearPairs::Pair &pair = pairs.pairs[p];
         for (int32_t k = pair.first; k < pair.first + pair.count; ++k)
-            if (keys[k] >= 0) ranks.push_back(handle.ranks[k]);
+            if (keys[k]) ranks.push_back(handle.ranks[k]);
     }
     for (const int64_t k : broken[n])
-        if (keys[k] < 0) ranks.push_back(handle.ranks[k]);
+        if (!keys[k]) ranks.push_back(handle.ranks[k]);
     ranks.insert(ranks.end(), touching[n].begin(), touching[n].end());
     std::sort(ranks.begin(), ranks.end());
 }
@@ -67,9 +67,9 @@ inline void NearSteps::solve_together(int64_t *which, int64_t size, int64_t t, d
     for (int64_t i = 0; i < size; ++i) {
         const int64_t n = which[i], in_call = first + n;
         compact.arrange(n);
-        compact.weigh(some_weights.data() + i * far);
+        compact.weigh(n, some_weights.data() + i * far);
         compact.gather_parameters(row(n), &some_rows[i * part_width], i ? call_of_part.alike : 0, [&](int32_t rank, double *term) {
-            put_slot(n, handle.near_of[rank], term);
+            put_term(in_slot(n, handle.near_of[rank]), term);
             term[parameter::slot::fading] = fading;
         });
         some_rows[i * part_width + parameter::timestep] = environments[n].timestep;
@@ -77,8 +77,8 @@ inline void NearSteps::solve_together(int64_t *which, int64_t size, int64_t t, d
         if (r.u) std::copy_n(r.u + (in_call * r.steps + t) * nu, nu, some_u.data() + i * nu);
         if (r.wrench) std::copy_n(r.wrench + in_call * nb6, nb6, &some_wrench[i * nb6]);
         if (from_warm)
-            compact.gather(Slots::unknowns, environments[n].from_call ? r.warm + in_call * m.num_unknowns : w_of(n),
-                           &some_warm[i * part_nw]);
+            compact.gather_start(row(n), options.kappa, environments[n].from_call ? r.warm + in_call * m.num_unknowns : last_of(n),
+                                 &some_warm[i * part_nw]);
     }
     TdRollout one = call(some_rows.data(), size, some_z.data(), r.u ? some_u.data() : nullptr);
     one.parameter_stride = part_width;
@@ -98,13 +98,13 @@ inline void NearSteps::solve_together(int64_t *which, int64_t size, int64_t t, d
         iterations[n] = out_counts[size + i];
         substeps[n] = out_counts[2 * size + i];
         const bool solved = status[n] == success;
-        compact.arrange(n);
-        compact.scatter(n, row(n), options.kappa, solved, &out_w[i * part_nw], out_impulses.data() + i * part_ni, w_of(n),
-                        impulses_of(n, t));
-        points.keep(n, row(n), some_weights.data() + i * far, solved ? &z[n * states] : nullptr, environments[n].timestep, options.kappa,
-                    w_of(n), impulses_of(n, t));
-        environments[n].from_call = false;
         environments[n].made += iterations[n];
+        if (!solved && !pairs.size()) continue;  // the mechanism with all points starts where this one did
+        compact.arrange(n);
+        compact.scatter(n, &out_w[i * part_nw], out_impulses.data() + i * part_ni, w_of(n, t), impulses_of(n, t));
+        points.keep(n, row(n), some_weights.data() + i * far, solved ? &z[n * states] : nullptr, environments[n].timestep, options.kappa,
+                    w_of(n, t), impulses_of(n, t));
+        environments[n].from_call = false;
     }
 }
 

@@ -1,4 +1,5 @@
-// Steps of mechanisms whose bodies touch at near terms (torchdojo/engine/near_set.py, which says why). near_gradients.hpp has their gradients.
+// Steps of mechanisms whose bodies touch at near terms (torchdojo/engine/near_set.py, which says why). near_gradients.hpp has their gradients,
+// and far_steps.hpp the steps of mechanisms with many points and no near contacts.
 //
 // Each environment chooses the terms of its slots by itself. Environments that are solved together are one call of the step. A step without
 // a solution, or with another one than the motion, is taken in halves, each with terms of its own.
@@ -15,13 +16,13 @@ namespace torchdojo {
 class NearSteps {
 public:
     NearSteps(Handle &handle, const Options &options, const TdRollout &r, const TdNearSteps &near, int64_t first, int64_t last)
-        : handle(handle), m(handle.table), pairs(handle.near), options(whole_steps(options)), of_starts(options),
+        : handle(handle), m(handle.table), pairs(handle.near), options(whole_steps(options, !handle.near.size())), of_starts(options),
           halvings(options.max_halvings), r(r), near(near), first(first), count(last - first), width(m.num_parameters + m.num_samples),
-          states(state_size * m.num_bodies), bouncing(pairs.any_bounces ? size_t(count * pairs.size()) : 0, -1),
-          near_terms(size_t(count * pairs.size()), -1), chosen(near_terms.size()), environments(count), broad(pairs, m.num_bodies),
+          states(state_size * m.num_bodies), bouncing(pairs.any_bounces ? size_t(count * pairs.size()) : 0),
+          near_terms(size_t(count * pairs.size())), chosen(near_terms.size()), environments(count), broad(pairs, m.num_bodies),
           starts(size_t(count) * pairs.pairs.size()), busy(size_t(count) * marks()), compact(handle, count),
           points(handle.slots, m, row(0), r.parameter_stride, count), touching(count), next_touching(count), found(count),
-          next_terms(near_terms.size(), -1), path(pairs, m.num_bodies), distances(count, Distances(pairs, m.num_bodies)), broken(count) {
+          next_terms(near_terms.size()), path(pairs, m.num_bodies), distances(count, Distances(pairs, m.num_bodies)), broken(count) {
         for (const NearPairs::Pair &pair : pairs.pairs) most = std::max(most, pair.count);
         all.resize(most);
         terms.resize(3 * most);
@@ -37,18 +38,17 @@ public:
     }
 
     void run() {
-        if (r.w_steps > 1) w.resize(count * m.num_unknowns);
         for (int64_t n = 0; n < count; ++n) {
             int64_t *keys = &chosen[n * pairs.size()];
-            const double *start_terms = near.known ? near.known + (first + n) * 3 * pairs.size() : nullptr;
-            for (int64_t k = 0; k < pairs.size(); ++k) keys[k] = start_terms ? key_of(start_terms + 3 * pairs.place[k]) : -1;
+            const int64_t *known = near.known ? near.known + (first + n) * pairs.size() : nullptr;
+            for (int64_t k = 0; known && k < pairs.size(); ++k) keys[k] = plain(known[pairs.place[k]]);
             for (size_t k = 0; k < pairs.pairs.size(); ++k) mark(n, k);
-            near.overflow[2 * (first + n)] = -1;
+            if (near.overflow) near.overflow[2 * (first + n)] = -1;
             find_broken(n);
             environments[n].warm = environments[n].from_call = r.warm != nullptr;
             environments[n].looked_ahead = 0.0;
         }
-        for (int64_t t = 0; t < r.steps; ++t) step(t);
+        for (int64_t t = 0; t < r.steps; ++t) pairs.size() ? step(t) : step_without_pairs(t);
     }
 
     // Gradients through the steps, from the last to the first. The terms, states and solutions of all steps are kept.
@@ -83,9 +83,9 @@ private:
     const int64_t first, count, width, states;
     std::vector<int64_t> bouncing;  // terms in slots that bounce
     std::vector<int64_t> all, near_terms,
-        chosen;  // terms as numbers (`key`). all: terms of one pair. near_terms: near ones at the start. chosen: terms in slots
+        chosen;  // terms as numbers (`key`), 0 for none. all: terms of one pair. near_terms: near ones at the start. chosen: terms in slots
     std::vector<Environment> environments;
-    const bool many = r.environments > 1;  // all solves are in lanes, also of one environment: bits do not depend on the others of a block
+    const bool many = r.environments > 1;  // then all solves are in lanes, also of one environment
     BroadPhase broad;
     NearSearch near_search;
     std::vector<NearStart> starts;  // starts of searches, for each environment and pair
@@ -100,7 +100,7 @@ private:
     std::vector<Distances> distances;  // of each environment
     std::vector<std::vector<int64_t>> broken;  // slots with numbers that are not finite, for each environment
     std::vector<double> from;  // the states before the step, or before a part of it
-    std::vector<double> z, impulses, w, terms, gaps, starts_kept, no_terms;
+    std::vector<double> z, impulses, w, terms, gaps, starts_kept;
     bool again = false;  // whether steps are taken once more, for their gradients
     std::vector<int64_t> status, iterations, substeps, active, cold, narrowing, ordered, slots_before;
     std::vector<int32_t> ranks;
@@ -111,32 +111,35 @@ private:
 
     // The parameters of an environment as the call has them. The present terms, fading and timestep stand elsewhere.
     const double *row(int64_t n) const { return r.parameters + (first + n) * r.parameter_stride; }
-    // The last solution of an environment, in the memory of the results where these have one, and impulses of a step.
-    double *w_of(int64_t n) { return again || r.w_steps > 1 ? &w[n * m.num_unknowns] : r.w + (first + n) * m.num_unknowns; }
+    // The solution and the impulses of a step, in the memory of the results, which is zero at first; and the last solution.
+    double *w_of(int64_t n, int64_t t) {
+        if (again) return &w[n * m.num_unknowns];
+        return r.w + ((first + n) * r.w_steps + (r.w_steps > 1 ? t : 0)) * m.num_unknowns;
+    }
+    double *last_of(int64_t n) { return compact.last(n); }
     double *impulses_of(int64_t n, int64_t t) {
         return again ? &impulses[n * m.num_impulses] : r.impulses + ((first + n) * r.steps + t) * m.num_impulses;
     }
     const double *before_step(int64_t in_call, int64_t t) const {
         return t ? r.z + in_call * r.z_stride + (t - 1) * states : r.z0 + in_call * r.z0_stride;
     }
-    static int64_t key(double kind, double i, double j) { return kind < 0 ? -1 : (int64_t(kind) * base + int64_t(i)) * base + int64_t(j); }
+    // `numbers` of torchdojo/engine/near_slots.py. Terms have no negative kind; that of none is −1.
     static int64_t key_of(const double *term) {
-        constexpr int bouncing = constant::near_terms::bouncing;
-        return key(term[0] - (term[0] >= bouncing ? bouncing : 0), term[1], term[2]);
+        return term[0] < 0 ? 0 : 1 + (int64_t(term[0]) * base + int64_t(term[1])) * base + int64_t(term[2]);
     }
-    static int kind_of(int64_t key) { return key < 0 ? -1 : int(key / (base * base)); }
+    static constexpr int64_t bounce = constant::near_terms::bouncing * base * base;  // added to the number of a term that bounces
+    static int64_t plain(int64_t key) { return key > bounce ? key - bounce : key; }
     static void put_term(int64_t key, double *to) {
-        to[0] = double(kind_of(key));
-        to[1] = key < 0 ? 0.0 : double(key / base % base);
-        to[2] = key < 0 ? 0.0 : double(key % base);
+        to[0] = key ? double((key - 1) / (base * base)) : -1.0;
+        to[1] = key ? double((key - 1) / base % base) : 0.0;
+        to[2] = key ? double((key - 1) % base) : 0.0;
     }
     // The term of slot k. Terms that bounce say so.
-    void put_slot(int64_t n, int64_t k, double *to) const {
+    int64_t in_slot(int64_t n, int64_t k) const {
         const int64_t key = chosen[n * pairs.size() + k];
-        put_term(key, to);
-        if (key < 0 || !pairs.bounces[k]) return;
+        if (!key || !pairs.bounces[k]) return key;
         const NearPairs::Pair &pair = pairs.pairs[pairs.owner[k]];
-        if (has(&bouncing[n * pairs.size() + pair.first], pair.count, key)) to[0] += constant::near_terms::bouncing;
+        return has(&bouncing[n * pairs.size() + pair.first], pair.count, key) ? key + bounce : key;
     }
     bool begin_to_bounce(int64_t n);  // near_impacts.hpp
     void keep_acting(int64_t n, const std::vector<int64_t> &first_terms, const std::vector<double> &first_sum);
@@ -144,14 +147,16 @@ private:
     // Marks a pair with terms, near ones or in slots.
     void mark(int64_t n, int64_t pair) {
         const int64_t from = n * pairs.size() + pairs.pairs[pair].first, to = from + pairs.pairs[pair].count;
-        const bool empty = std::all_of(&chosen[from], chosen.data() + to, [](int64_t key) { return key < 0; });
-        busy[n * marks() + pair] = near_terms[from] >= 0 || !empty;
+        const bool empty = std::all_of(&chosen[from], chosen.data() + to, [](int64_t key) { return !key; });
+        busy[n * marks() + pair] = near_terms[from] || !empty;
     }
     static bool has(const int64_t *keys, int64_t size, int64_t key) { return std::find(keys, keys + size, key) != keys + size; }
 
     // Solves take whole steps, since halves have terms of their own. Halves come before continuation, which holds on to the terms. Solves
-    // that only give others a start may split: without that, 19 of 161 steps of a stack were taken in halves.
-    static Options whole_steps(Options options) {
+    // that only give others a start may split: without that, 19 of 161 steps of a stack were taken in halves. Without near contacts, the
+    // mechanism with all points takes the steps for which the path is not enough.
+    static Options whole_steps(Options options, bool without_pairs) {
+        options.path_only = without_pairs;
         options.max_halvings = 0;
         options.give_up = true;
         return options;
@@ -171,6 +176,9 @@ private:
         }
     }
 
+    void step_without_pairs(int64_t t);  // far_steps.hpp
+    void solve_whole(int64_t n, int64_t t);
+
     void allow(int64_t n) {
         environments[n].made = 0;
         environments[n].most = passes * options.max_total_iterations;
@@ -183,7 +191,7 @@ private:
             Environment &environment = environments[n];
             environment.cold = environment.fresh = !environment.warm;
             environment.restarted = environment.bounced = environment.overflows = false;
-            if (pairs.any_bounces) std::fill_n(&bouncing[n * pairs.size()], pairs.size(), -1);
+            if (pairs.any_bounces) std::fill_n(&bouncing[n * pairs.size()], pairs.size(), 0);
             environment.bad = true;
             look(n);
         }
@@ -214,17 +222,18 @@ private:
         std::vector<int64_t> first_terms;
         const double whole = environment.timestep;
         environment.timestep = 0.5 * whole;
-        std::fill_n(&chosen[n * pairs.size()], pairs.size(), -1);
+        std::fill_n(&chosen[n * pairs.size()], pairs.size(), 0);
         environment.warm = false;
         bool solved = true;
         int64_t num_steps = 0;
         for (int half = 0; half < 2 && solved; ++half) {
             active.assign(1, n);
+            std::fill_n(impulses_of(n, t), m.num_impulses, 0.0);  // of halves before, some of whose slots this one has no terms for
             attempt(t);
             if (!environment.bad && parts) {
                 const auto copy = [](const double *p, int64_t size) { return std::vector<double>(p, p + size); };
                 parts->push_back(
-                    {copy(&from[n * states], states), copy(&z[n * states], states), copy(w_of(n), m.num_unknowns), row_with_terms(n)});
+                    {copy(&from[n * states], states), copy(&z[n * states], states), copy(last_of(n), m.num_unknowns), row_with_terms(n)});
             }
             solved = !environment.bad || halve(n, t, depth + 1, parts);
             num_steps += substeps[n];
@@ -248,7 +257,7 @@ private:
         std::vector<double> result(row(n), row(n) + width);
         result[parameter::timestep] = environments[n].timestep;
         for (int64_t k = 0; k < pairs.size(); ++k) {
-            put_slot(n, k, &result[pairs.term[k]]);
+            put_term(in_slot(n, k), &result[pairs.term[k]]);
             result[pairs.term[k] + parameter::slot::fading] = 1.0;
         }
         return result;
@@ -289,10 +298,10 @@ private:
                 near.overflow[2 * (first + n) + 1] = of_pair.near;
             }
             int64_t *to = all.data();
-            std::fill_n(to, pair.count, -1);
+            std::fill_n(to, pair.count, 0);
             std::copy_n(&next_terms[n * pairs.size() + pair.first], std::min<int64_t>(of_pair.near, pair.count), to);
             bool lacking = false;
-            for (int32_t k = 0; k < pair.count && to[k] >= 0; ++k) lacking |= !has(slots + pair.first, pair.count, to[k]);
+            for (int32_t k = 0; k < pair.count && to[k]; ++k) lacking |= !has(slots + pair.first, pair.count, to[k]);
             if (lacking && solved) {
                 merge(pair.count, to, slots + pair.first, true);
                 mark(n, of_pair.pair);
@@ -309,7 +318,7 @@ private:
     }
 
     void store(int64_t n, int64_t t) {
-        const int64_t in_call = first + n, place = in_call * r.steps + t, nw = m.num_unknowns;
+        const int64_t in_call = first + n, place = in_call * r.steps + t;
         Environment &environment = environments[n];
         if (environment.bad) {
             std::copy_n(before_step(in_call, t), states, &z[n * states]);
@@ -317,20 +326,17 @@ private:
             status[n] = std::max<int64_t>(status[n], max_iterations);
         }
         std::copy_n(&z[n * states], states, r.z + in_call * r.z_stride + t * states);
-        if (r.w_steps > 1) std::copy_n(w_of(n), nw, r.w + (in_call * r.w_steps + t) * nw);
         r.status[place] = status[n];
         r.iterations[place] = environment.made;
         r.substeps[place] = substeps[n];
         environment.warm = true;
         if (near.stored == 1 && t + 1 < r.steps) return;
-        double *to = near.terms + (in_call * near.stored + (near.stored > 1 ? t : 0)) * 3 * pairs.size();
-        if (no_terms.empty())
-            for (int64_t k = 0; k < pairs.size(); ++k) no_terms.insert(no_terms.end(), {-1.0, 0.0, 0.0});
-        std::copy(no_terms.begin(), no_terms.end(), to);
+        int64_t *to = near.terms + (in_call * near.stored + (near.stored > 1 ? t : 0)) * pairs.size();
+        std::fill_n(to, pairs.size(), 0);
         for (size_t p = 0; p < pairs.pairs.size(); ++p) {
             const NearPairs::Pair &pair = pairs.pairs[p];
             if (!busy[n * marks() + p]) continue;
-            for (int64_t k = pair.first; k < pair.first + pair.count; ++k) put_slot(n, k, to + 3 * pairs.place[k]);
+            for (int64_t k = pair.first; k < pair.first + pair.count; ++k) to[pairs.place[k]] = in_slot(n, k);
         }
     }
 
@@ -360,7 +366,7 @@ private:
 
     // The terms of the last search as numbers.
     void take(const NearPairs::Pair &pair, int64_t terms_found, int64_t *to) const {
-        for (int32_t k = 0; k < pair.count; ++k) to[k] = k < terms_found ? key_of(&terms[3 * k]) : -1;
+        for (int32_t k = 0; k < pair.count; ++k) to[k] = k < terms_found ? key_of(&terms[3 * k]) : 0;
     }
 
     // Puts the terms of a search into slots. A slot that has such a term keeps it: `merge` of near_slots.py.
@@ -368,15 +374,15 @@ private:
         std::copy_n(slots, size, slots_before.data());
         int32_t *order = ranks.data(), end = 0;  // slots, empty ones first, then slots with other terms
         for (int32_t k = 0; k < size; ++k)
-            if (slots_before[k] < 0) order[end++] = k;
+            if (!slots_before[k]) order[end++] = k;
         for (int32_t k = 0; k < size; ++k)
-            if (slots_before[k] >= 0 && !has(found_now, size, slots_before[k])) {
+            if (slots_before[k] && !has(found_now, size, slots_before[k])) {
                 order[end++] = k;
-                if (!keep) slots[k] = -1;
+                if (!keep) slots[k] = 0;
             }
         int32_t next = 0;
         for (int32_t k = 0; k < size && next < end; ++k)
-            if (found_now[k] >= 0 && !has(slots_before.data(), size, found_now[k])) slots[order[next++]] = found_now[k];
+            if (found_now[k] && !has(slots_before.data(), size, found_now[k])) slots[order[next++]] = found_now[k];
     }
 
     // Whether gravity alone gives bodies energy.

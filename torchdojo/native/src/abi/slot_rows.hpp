@@ -16,8 +16,9 @@ public:
 
     // Takes environments from `first` on that fill the lanes, and further ones while a part that is not much larger is enough: a new part
     // costs as much as some steps.
-    SlotRows(const MechanismTable &m, const Slots &slots, const TdRollout &r, int64_t first, int64_t end)
-        : first(first), last(first), kept(slots.num_groups()), table(m), slots(slots), whole(r) {
+    // kappa: of the solutions.
+    SlotRows(const MechanismTable &m, const Slots &slots, double kappa, const TdRollout &r, int64_t first, int64_t end)
+        : first(first), last(first), kept(slots.num_groups()), table(m), slots(slots), kappa(kappa), whole(r) {
         const int groups = slots.num_groups();
         std::vector<int32_t> wider(groups);
         int64_t most = 0;
@@ -119,7 +120,7 @@ public:
     }
 
     // Writes solutions and impulses. Empty slots are at rest. A failed step has zeros.
-    void scatter(double kappa) const {
+    void scatter() const {
         const int64_t periods = whole.steps / whole.repeat, stored = whole.steps / whole.every;
         const int64_t nw = table.num_unknowns, ni = table.num_impulses;
         double *to = whole.w + first * whole.w_steps * nw, *out = whole.impulses + first * periods * ni;
@@ -160,6 +161,7 @@ public:
 private:
     const MechanismTable &table;
     const Slots &slots;
+    const double kappa;
     const TdRollout &whole;
     TdRollout part_rollout;
     TdLaw law;
@@ -180,17 +182,31 @@ private:
         return count;
     }
 
-    // Rows of the part from `steps` rows each of `environments`.
+    // Rows of the part from `steps` rows each of `environments`. Unknowns of empty slots start at rest: solutions may have zeros for them.
     std::vector<double> gather(Slots::Vector v, int64_t steps, const double *from, int64_t environments) const {
         const int64_t to_size = width(v), from_size = full(v);
         std::vector<double> to(size_t(environments * steps * to_size));
         const double *row = from + first * (v == Slots::parameters ? whole.parameter_stride : steps * from_size);
         double *place = to.data();
         for (int64_t n = 0; n < environments; ++n)
-            for (int64_t t = 0; t < steps; ++t, row += from_size, place += to_size)
+            for (int64_t t = 0; t < steps; ++t, row += from_size, place += to_size) {
                 slots.each(v, kept, order_of(n),
                            [&](int32_t in_whole, int32_t in_part, int32_t count) { std::copy_n(row + in_whole, count, place + in_part); });
+                if (v == Slots::unknowns) rest_in_part(n, row, place);
+            }
         return to;
+    }
+
+    // row: a solution of the whole, which is zero where a step failed. place: the same in the part.
+    void rest_in_part(int64_t n, const double *row, double *place) const {
+        if (std::all_of(row, row + 6 * table.num_bodies, [](double number) { return number == 0.0; })) return;
+        SlotAtRest rest;
+        slots.each_slot(kept, order_of(n), [&](const Slots::Slot &slot, int32_t impulse, int32_t slack) {
+            if (row[slot.runs[1].from] != 0.0 || slot.term < 0) return;
+            rest.put(table, table.contacts[slot.contact], whole.parameters + (first + n) * whole.parameter_stride, kappa);
+            std::copy_n(rest.impulse, slot.runs[0].count, place + impulse);
+            std::copy_n(rest.slack, slot.runs[1].count, place + slack);
+        });
     }
 };
 

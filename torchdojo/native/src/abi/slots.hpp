@@ -73,7 +73,8 @@ public:
             add(c, pair.shape_a, count, alike[key]);
         }
         num_near = int32_t(slots.size());
-        for (int c = 0; c < m.num_contacts && num_near; ++c) {
+        const auto points = std::count_if(m.contacts.begin(), m.contacts.end(), [](const ContactTable &c) { return may_be_far(c); });
+        for (int c = 0; c < m.num_contacts && (num_near || points >= many_points); ++c) {
             const ContactTable &contact = m.contacts[c];
             if (!may_be_far(contact)) continue;
             const int32_t count = count_from(contact.parameters);
@@ -101,6 +102,8 @@ public:
     }
 
     bool some() const { return !slots.empty(); }
+    // Points that are worth a look which of them are far, where there are no slots of near contacts.
+    static constexpr int many_points = 64;
     int size() const { return int(slots.size()); }
     int size_near() const { return num_near; }  // slots of near contacts. They come first, also by rank, and then points, sorted by bodies
     int num_groups() const { return int(groups.size()); }  // slots of one group may take each other's place
@@ -165,6 +168,21 @@ public:
             order += groups[g].size();
         }
         if (v == parameters && whole.num_samples) put({whole.num_parameters, whole.num_samples});
+    }
+
+    // Calls f(slot, place of its impulses in the part's unknowns, place of its slacks) for the slots of a part.
+    template <class F>
+    void each_slot(const std::vector<int32_t> &kept, const int32_t *order, F &&f) const {
+        int32_t to = 0;
+        for (const Run &run : others[unknowns]) to += run.count;
+        for (size_t g = 0; g < groups.size(); ++g) {
+            for (int32_t k = 0; k < kept[g]; ++k) {
+                const Slot &slot = slots[order[k]];
+                f(slot, to, to + slot.runs[0].count);
+                to += slot.runs[0].count + slot.runs[1].count;
+            }
+            order += groups[g].size();
+        }
     }
 
     // Calls f(slot) for the slots of an environment without a term.
@@ -261,6 +279,27 @@ private:
                    couple.friction.friction_impulse() - contact.impulse == last_couple.friction.friction_impulse() - last->impulse;
         }
         return same;
+    }
+};
+
+// A place for a point in a part for which an environment has no use: a contact whose normal and tangents are zero, so that neighbors in a
+// batch change no bits. Its gap is constant; rounding in a wider one would be a residual that convergence waits for.
+struct NobodysPoint {
+    static constexpr double gap = 1.0;
+
+    static void put(int32_t count, double *p) {
+        std::fill_n(p, count, 0.0);
+        p[parameter::friction] = 1.0;
+        p[parameter::offset] = -gap;
+    }
+
+    // Impulses and slacks on the path, `size` of each.
+    static void start(int32_t size, double kappa, double *to) {
+        std::fill_n(to, 2 * size, 0.0);
+        for (int k = 0; k < std::min(size, 2); ++k) {
+            to[k] = kappa / gap;
+            to[size + k] = gap;
+        }
     }
 };
 
@@ -409,12 +448,16 @@ inline MechanismTable Slots::part(const std::vector<int32_t> &kept) const {
     const std::vector<int32_t> p = places(parameters, kept, order, whole.num_parameters + whole.num_samples, m.num_parameters);
     const std::vector<int32_t> out = places(impulses, kept, order, whole.num_impulses, m.num_impulses);
     m.num_parameters -= m.num_samples;
-    move_elements(m, w, p, keep_contacts(m, leaves, w, p));
+    const std::vector<int32_t> contact_of = keep_contacts(m, leaves, w, p);
+    move_elements(m, w, p, contact_of);
     m.impulses.resize(m.num_impulses);
     for (int k = 0; k < whole.num_impulses; ++k)
         if (out[k] >= 0) m.impulses[out[k]] = w[whole.impulses[k]];
     const std::vector<int32_t> schedule = move_blocks(m, whole);
-    return MechanismTable(std::move(m), schedule.data());
+    std::vector<char> braced;  // contacts hold a body as they do in the whole, whichever of them are in the part
+    for (int c = 0; c < whole.num_contacts; ++c)
+        if (contact_of[c] >= 0) braced.push_back(whole.is_braced[c]);
+    return MechanismTable(std::move(m), schedule.data(), &braced);
 }
 
 }  // namespace torchdojo

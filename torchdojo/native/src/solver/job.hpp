@@ -19,6 +19,7 @@ struct Options {
     bool limit = false;  // derivatives are taken in the hard limit κ → 0
     bool complementarity_aware = false;  // derivatives may take pressed contacts for open ones
     bool warm_only = false;  // no attempts after the one from the warm start
+    bool path_only = false;  // no attempt by the interior-point method after those on the path: its means are over all cones of a part
     bool interior = false;  // the interior-point method from the warm start, and no cold one after it
     int64_t max_total_iterations = 0;  // iterations of a step in all attempts, shorter steps included (see Halves); 0: no bound
     bool give_up = false;  // a step that fails has no further attempts, and its environment no further steps

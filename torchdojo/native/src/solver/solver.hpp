@@ -441,7 +441,7 @@ private:
             speed.failed_beyond(lane, w.data(), direction.data(), attempt[lane] == lowered))
             return split(feed, lane);
         if (attempt[lane] == warm && !options.warm_only && !spent(lane)) return begin_lowered(lane, true);
-        if (attempt[lane] == lowered && !spent(lane) && !jobs[lane].rescue) return begin_cold(lane);
+        if (attempt[lane] == lowered && !spent(lane) && !jobs[lane].rescue && !options.path_only) return begin_cold(lane);
         *jobs[lane].status = max_iterations;
         keep_state(mechanism, jobs[lane]);
         feed.finished(lane, jobs[lane], false);
