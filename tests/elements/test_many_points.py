@@ -14,7 +14,7 @@ from torch import Tensor
 import torchdojo as td
 from torchdojo.native import loader
 
-pytestmark = pytest.mark.skipif(not loader.available(), reason="needs the compiled kernel")
+pytestmark = [pytest.mark.skipif(not loader.available(), reason="needs the compiled kernel"), pytest.mark.sanitize]
 
 TOLERANCE = 1e-8  # both solve to 1e-11; ten steps of light boxes in contact carry that on
 HALF = (0.06, 0.05, 0.03)

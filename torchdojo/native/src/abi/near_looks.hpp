@@ -11,7 +11,7 @@ namespace torchdojo {
 // Chooses the terms and points with which an environment begins a step.
 inline void NearSteps::look(int64_t n) {
     const Environment &environment = environments[n];
-    int64_t *near_keys = &near_terms[n * pairs.size()], *slots = &chosen[n * pairs.size()];
+    int64_t *near_keys = near_terms.data() + n * pairs.size(), *slots = chosen.data() + n * pairs.size();
     const auto take_up = [&](size_t k) {
         const NearPairs::Pair &pair = pairs.pairs[k];
         merge(pair.count, near_keys + pair.first, slots + pair.first, false);
@@ -20,7 +20,7 @@ inline void NearSteps::look(int64_t n) {
     const bool known = environment.looked_ahead == environment.timestep &&
                        !std::memcmp(&from[n * states], &ahead_of[n * states], size_t(states) * sizeof(double));
     if (!known) {
-        search(n, &from[n * states], &busy[n * marks()], [&](const NearPairs::Pair &pair, int64_t terms_found) {
+        search(n, &from[n * states], busy.data() + n * marks(), [&](const NearPairs::Pair &pair, int64_t terms_found) {
             take(pair, terms_found, near_keys + pair.first);
             take_up(size_t(&pair - pairs.pairs.data()));
         });
@@ -32,7 +32,7 @@ inline void NearSteps::look(int64_t n) {
         const bool has_terms = next != found[n].end() && size_t(next->pair) == k;
         if (!has_terms && !busy[n * marks() + k]) continue;
         const NearPairs::Pair &pair = pairs.pairs[k];
-        if (has_terms) std::copy_n(&next_terms[n * pairs.size() + pair.first], pair.count, near_keys + pair.first);
+        if (has_terms) std::copy_n(next_terms.data() + n * pairs.size() + pair.first, pair.count, near_keys + pair.first);
         else std::fill_n(near_keys + pair.first, pair.count, 0);
         if (has_terms) ++next;
         take_up(k);
@@ -46,7 +46,7 @@ inline void NearSteps::look_ahead(int64_t n) {
     found[n].clear();
     search(n, &z[n * states], nullptr, [&](const NearPairs::Pair &pair, int64_t terms_found) {
         if (!terms_found) return;
-        take(pair, terms_found, &next_terms[n * pairs.size() + pair.first]);
+        take(pair, terms_found, next_terms.data() + n * pairs.size() + pair.first);
         const auto end = gaps.begin() + std::min<int64_t>(terms_found, pair.count);
         int64_t near = std::lower_bound(gaps.begin(), end, constant::near_terms::reach) - gaps.begin();
         const auto number = int32_t(&pair - pairs.pairs.data());
@@ -76,7 +76,7 @@ void NearSteps::search(int64_t n, const double *state, const uint8_t *marked, F 
     broad.place(state, h);
     Distances &apart = distances[n];
     apart.move_to(state);
-    const NearStart *start = &starts[n * pairs.pairs.size()];
+    const NearStart *start = starts.data() + n * pairs.pairs.size();
     broad.each(marked, [&](size_t k) {
         const NearPairs::Pair &pair = pairs.pairs[k];
         int64_t terms_found = 0;

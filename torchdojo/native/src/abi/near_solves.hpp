@@ -8,7 +8,7 @@ namespace torchdojo {
 // The slots of an environment that have terms, and its points that are near.
 inline void NearSteps::list(int64_t n) {
     std::vector<int32_t> &ranks = compact.filled[n];
-    const int64_t *keys = &chosen[n * pairs.size()];
+    const int64_t *keys = chosen.data() + n * pairs.size();
     ranks.clear();
     for (size_t p = 0; p < pairs.pairs.size(); ++p) {
         if (!busy[n * marks() + p]) continue;

@@ -39,7 +39,7 @@ public:
 
     void run() {
         for (int64_t n = 0; n < count; ++n) {
-            int64_t *keys = &chosen[n * pairs.size()];
+            int64_t *keys = chosen.data() + n * pairs.size();
             const int64_t *known = near.known ? near.known + (first + n) * pairs.size() : nullptr;
             for (int64_t k = 0; known && k < pairs.size(); ++k) keys[k] = plain(known[pairs.place[k]]);
             for (size_t k = 0; k < pairs.pairs.size(); ++k) mark(n, k);
@@ -139,7 +139,7 @@ private:
         const int64_t key = chosen[n * pairs.size() + k];
         if (!key || !pairs.bounces[k]) return key;
         const NearPairs::Pair &pair = pairs.pairs[pairs.owner[k]];
-        return has(&bouncing[n * pairs.size() + pair.first], pair.count, key) ? key + bounce : key;
+        return has(bouncing.data() + n * pairs.size() + pair.first, pair.count, key) ? key + bounce : key;
     }
     bool begin_to_bounce(int64_t n);  // near_impacts.hpp
     void keep_acting(int64_t n, const std::vector<int64_t> &first_terms, const std::vector<double> &first_sum);
@@ -147,7 +147,7 @@ private:
     // Marks a pair with terms, near ones or in slots.
     void mark(int64_t n, int64_t pair) {
         const int64_t from = n * pairs.size() + pairs.pairs[pair].first, to = from + pairs.pairs[pair].count;
-        const bool empty = std::all_of(&chosen[from], chosen.data() + to, [](int64_t key) { return !key; });
+        const bool empty = std::all_of(chosen.data() + from, chosen.data() + to, [](int64_t key) { return !key; });
         busy[n * marks() + pair] = near_terms[from] || !empty;
     }
     static bool has(const int64_t *keys, int64_t size, int64_t key) { return std::find(keys, keys + size, key) != keys + size; }
@@ -191,7 +191,7 @@ private:
             Environment &environment = environments[n];
             environment.cold = environment.fresh = !environment.warm;
             environment.restarted = environment.bounced = environment.overflows = false;
-            if (pairs.any_bounces) std::fill_n(&bouncing[n * pairs.size()], pairs.size(), 0);
+            if (pairs.any_bounces) std::fill_n(bouncing.data() + n * pairs.size(), pairs.size(), 0);
             environment.bad = true;
             look(n);
         }
@@ -222,7 +222,7 @@ private:
         std::vector<int64_t> first_terms;
         const double whole = environment.timestep;
         environment.timestep = 0.5 * whole;
-        std::fill_n(&chosen[n * pairs.size()], pairs.size(), 0);
+        std::fill_n(chosen.data() + n * pairs.size(), pairs.size(), 0);
         environment.warm = false;
         bool solved = true;
         int64_t num_steps = 0;
@@ -239,7 +239,7 @@ private:
             num_steps += substeps[n];
             for (int64_t k = 0; k < m.num_impulses; ++k) sum[k] += impulses_of(n, t)[k];
             if (half && pairs.any_bounces) keep_acting(n, first_terms, first_sum);
-            first_terms.assign(&chosen[n * pairs.size()], &chosen[n * pairs.size()] + pairs.size());
+            first_terms.assign(chosen.data() + n * pairs.size(), chosen.data() + n * pairs.size() + pairs.size());
             first_sum = sum;
             std::copy_n(&z[n * states], states, &from[n * states]);
             environment.warm = true;
@@ -270,21 +270,21 @@ private:
     bool goes_on(int64_t n, int64_t t) {
         Environment &environment = environments[n];
         const double *start = &from[n * states];
-        int64_t *slots = &chosen[n * pairs.size()];
+        int64_t *slots = chosen.data() + n * pairs.size();
         const bool free = is_free(first + n, t);
         const double most_after = (free ? 1.0 : 100.0) * most_energy(m, row(n), start, environment.timestep, options.depenetration_speed);
         environment.sound = !(kinetic_energy(m, row(n), &z[n * states]) > most_after);
         const bool solved = status[n] == success;
         look_ahead(n);
         const bool pierced = solved && environment.sound &&
-                             path.pierces(start, &z[n * states], environment.timestep, broad, &starts[n * pairs.pairs.size()],
+                             path.pierces(start, &z[n * states], environment.timestep, broad, starts.data() + n * pairs.pairs.size(),
                                           [&](size_t k) { return distances[n].apart(k); });
         if ((!solved || !environment.sound || pierced) && !(environment.cold && environment.fresh)) {
             // The start led astray: once more without it, and without the terms that were near before. Terms that a pass has added since
             // such a restart stay.
             if (!environment.restarted)
                 for (const NearPairs::Pair &pair : pairs.pairs)
-                    merge(pair.count, &near_terms[n * pairs.size() + pair.first], slots + pair.first, false);
+                    merge(pair.count, near_terms.data() + n * pairs.size() + pair.first, slots + pair.first, false);
             environment.cold = environment.fresh = environment.restarted = true;
             return true;
         }
@@ -299,7 +299,7 @@ private:
             }
             int64_t *to = all.data();
             std::fill_n(to, pair.count, 0);
-            std::copy_n(&next_terms[n * pairs.size() + pair.first], std::min<int64_t>(of_pair.near, pair.count), to);
+            std::copy_n(next_terms.data() + n * pairs.size() + pair.first, std::min<int64_t>(of_pair.near, pair.count), to);
             bool lacking = false;
             for (int32_t k = 0; k < pair.count && to[k]; ++k) lacking |= !has(slots + pair.first, pair.count, to[k]);
             if (lacking && solved) {
@@ -330,7 +330,7 @@ private:
         r.iterations[place] = environment.made;
         r.substeps[place] = substeps[n];
         environment.warm = true;
-        if (near.stored == 1 && t + 1 < r.steps) return;
+        if (!near.terms || (near.stored == 1 && t + 1 < r.steps)) return;
         int64_t *to = near.terms + (in_call * near.stored + (near.stored > 1 ? t : 0)) * pairs.size();
         std::fill_n(to, pairs.size(), 0);
         for (size_t p = 0; p < pairs.pairs.size(); ++p) {
