@@ -126,6 +126,7 @@ private:
     Worker<double> one{table};
     Worker<Pack> many{table};
     Worker<Narrow> narrow{table};
+    // Parts never do: their size depends on neighbors.
     const bool narrower;  // whether rollouts and their gradients use `narrow` in place of `many`
 
     static constexpr size_t most_parts = 64;  // most parts that are kept; each has memory of its own
