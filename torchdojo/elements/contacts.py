@@ -148,6 +148,17 @@ class NonlinearContact(FrictionalContact):
             pairs.append(_disc_start(self.rolling_friction * gamma, (tangents * spin[..., None, :]).sum(-1), level))
         return _join(pairs)
 
+    def at_rest(self, gap: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+        """Impulses and slacks at a gap (...,) [m] where nothing slips or turns, with products `level` (...,)."""
+        gamma, still = level / gap, gap.new_zeros(*gap.shape, 2)
+        pairs = [(gamma[..., None], gap[..., None])]
+        if self.cones.orthant > 1:
+            pairs.append(_pyramid_start(self.torsional_friction * gamma, still, level))
+        pairs.append(_disc_start(self.friction * gamma, still, level))
+        if self.cones.second_order > 1:
+            pairs.append(_disc_start(self.rolling_friction * gamma, still, level))
+        return _join(pairs)
+
     def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor, timestep: Tensor) -> Tensor:
         """The reduced mass [kg], and for couples the reduced mean moment of inertia [kg·m²]."""
         reduced = super().effective_mass(poses, mass, inertia, timestep)

@@ -37,6 +37,7 @@ from torchdojo.engine.near_slots import (
     present,
     put,
     reach_of_step,
+    rested,
     search_in_torch,
     terms_of,
     warn_of_overflow,
@@ -184,6 +185,8 @@ class NearSteps(Backend):
         lead, halvings = given.z.shape[:-1], self.request.options.max_halvings
         self._chosen = self._present(lead)
         self._bounces = Bounces(self.structure, self.pairs, lead)
+        if given.warm is not None and isinstance(self._select(self.request), Reference):
+            given = given._replace(warm=rested(self.structure, self.pairs, given.warm.detach(), self.request.options.kappa))
         part = Part(lead, torch.arange(lead.numel()), 1.0, torch.full((lead.numel(),), self._budget))
         out = self._part(part, given, halvings)
         if self.request.raises_invalid and bool((out.status == int(Status.INVALID_INPUT)).any()):

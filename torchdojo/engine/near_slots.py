@@ -18,8 +18,21 @@ from torchdojo.state.layout import STATE_SIZE
 from torchdojo.structure import Structure
 
 __all__ = [
-    "NONE", "Balls", "NearPair", "keys", "merge", "near_pairs", "numbers", "plain", "present", "put", "reach_of_step", "search_in_torch",
-    "terms_of", "warn_of_overflow",
+    "NONE",
+    "Balls",
+    "NearPair",
+    "keys",
+    "merge",
+    "near_pairs",
+    "numbers",
+    "plain",
+    "present",
+    "put",
+    "reach_of_step",
+    "rested",
+    "search_in_torch",
+    "terms_of",
+    "warn_of_overflow",
 ]  # fmt: skip
 
 BASE = 1 << 20  # more than a shape has features
@@ -171,6 +184,19 @@ def terms_of(numbers: Tensor) -> Tensor:
     first, second = (key // BASE) % BASE, key % BASE
     terms = torch.stack((key // (BASE * BASE), first, second), -1).double()
     return torch.where((key < 0)[..., None], NONE, terms)
+
+
+def rested(structure: Structure, pairs: Sequence[NearPair], w: Tensor, kappa: float) -> Tensor:
+    """A start w (..., n) with numbers at rest for slots that the kernel has left at zero, unless all is zero after a failed step."""
+    layout, w = structure.layout, w.clone()
+    solved, place = w[..., : 6 * structure.num_bodies].any(-1), {id(each): name for name, each in structure.named_contacts().items()}
+    gap, level = (torch.full(w.shape[:-1], number, dtype=w.dtype) for number in (2 * REACH, kappa))
+    for slot in (slot for pair in pairs for slot in pair.slots):
+        both = layout.places[f"contacts.{place[id(slot)]}"][:2]
+        empty = solved & (w[..., both[1].start] == 0)
+        for where, values in zip(both, slot.at_rest(gap, level), strict=True) if bool(empty.any()) else ():
+            w[..., where] = torch.where(empty[..., None], values.detach(), w[..., where])
+    return w
 
 
 def merge(old: Tensor, found: Tensor, keep_others: bool = False) -> Tensor:
