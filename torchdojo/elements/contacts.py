@@ -17,7 +17,7 @@ from torchdojo.elements.element import Cones, Motion, Pose, orthonormal_compleme
 from torchdojo.elements.hard_maps import hard_disc, hard_normal, hard_pyramid
 from torchdojo.elements.path_maps import Change, disc_on_path, normal_on_path, pyramid_on_path
 
-__all__ = ["Contact", "ImpactContact", "LinearContact", "NonlinearContact"]
+__all__ = ["Contact", "ImpactContact", "LinearContact", "NonlinearContact", "at_rest"]
 
 
 class ImpactContact(Contact):
@@ -148,17 +148,6 @@ class NonlinearContact(FrictionalContact):
             pairs.append(_disc_start(self.rolling_friction * gamma, (tangents * spin[..., None, :]).sum(-1), level))
         return _join(pairs)
 
-    def at_rest(self, gap: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
-        """Impulses and slacks at a gap (...,) [m] where nothing slips or turns, with products `level` (...,)."""
-        gamma, still = level / gap, gap.new_zeros(*gap.shape, 2)
-        pairs = [(gamma[..., None], gap[..., None])]
-        if self.cones.orthant > 1:
-            pairs.append(_pyramid_start(self.torsional_friction * gamma, still, level))
-        pairs.append(_disc_start(self.friction * gamma, still, level))
-        if self.cones.second_order > 1:
-            pairs.append(_disc_start(self.rolling_friction * gamma, still, level))
-        return _join(pairs)
-
     def effective_mass(self, poses: tuple[Pose, ...], mass: Tensor, inertia: Tensor, timestep: Tensor) -> Tensor:
         """The reduced mass [kg], and for couples the reduced mean moment of inertia [kg·m²]."""
         reduced = super().effective_mass(poses, mass, inertia, timestep)
@@ -273,6 +262,18 @@ def _pyramid_rows(height: Tensor, impulse: Tensor, slack: Tensor, rates: Tensor)
     """height − 1ᵀβ − sψ and rates + ψ1 − η, (..., 1 + n), for (ψ, β) and (sψ, η)."""
     balance = height[..., None] - impulse[..., 1:].sum(-1, keepdim=True) - slack[..., :1]
     return torch.cat((balance, rates + impulse[..., :1] - slack[..., 1:]), dim=-1)
+
+
+def at_rest(contact: FrictionalContact, gap: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:
+    """Impulses and slacks at a gap (...,) [m] where nothing slips or turns, with products `level` (...,)."""
+    gamma, still = level / gap, gap.new_zeros(*gap.shape, 2)
+    pairs = [(gamma[..., None], gap[..., None])]
+    if contact.cones.orthant > 1:
+        pairs.append(_pyramid_start(contact.torsional_friction * gamma, still, level))
+    pairs.append(_disc_start(contact.friction * gamma, still, level))
+    if contact.cones.second_order > 1:
+        pairs.append(_disc_start(contact.rolling_friction * gamma, still, level))
+    return _join(pairs)
 
 
 def _pyramid_start(height: Tensor, rates: Tensor, level: Tensor) -> tuple[Tensor, Tensor]:

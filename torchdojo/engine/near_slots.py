@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from torchdojo.elements.contact import RESTING_ACCELERATION
+from torchdojo.elements.contacts import at_rest
 from torchdojo.elements.near_contact import NearContact
 from torchdojo.geometry.near_terms import BOUNCING, NOTHING, REACH, all_terms, near_term
 from torchdojo.geometry.polytopes import Polytope
@@ -194,7 +195,7 @@ def rested(structure: Structure, pairs: Sequence[NearPair], w: Tensor, kappa: fl
     for slot in (slot for pair in pairs for slot in pair.slots):
         both = layout.places[f"contacts.{place[id(slot)]}"][:2]
         empty = solved & (w[..., both[1].start] == 0)
-        for where, values in zip(both, slot.at_rest(gap, level), strict=True) if bool(empty.any()) else ():
+        for where, values in zip(both, at_rest(slot, gap, level), strict=True) if bool(empty.any()) else ():
             w[..., where] = torch.where(empty[..., None], values.detach(), w[..., where])
     return w
 
